@@ -1,1 +1,1 @@
-"""The common base of all packages. It knows nothing of jobs, nodes or workers."""
+"""The common base of all packages. It knows nothing about jobs, nodes or workers."""

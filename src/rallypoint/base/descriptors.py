@@ -70,7 +70,7 @@ def allow_nodes(most: int) -> None:
 
 
 def restore_for(child: int) -> None:
-    """Give a child process that was just started the original limits."""
+    """Restore the original limits of a child process that was just started."""
     if _before is not None:
         with contextlib.suppress(OSError, ValueError):  # the child has ended, or a sandbox forbids the change
             resource.prlimit(child, resource.RLIMIT_NOFILE, _before)
@@ -95,6 +95,6 @@ def for_connections(limit: int) -> int:
 
 
 def connection_limit() -> int:
-    """The number of connections that this process may have; higher descriptors are for other uses."""
+    """Number of connections that this process can have; higher descriptors are for other uses."""
     soft = limits()[0]
     return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)

@@ -69,7 +69,7 @@ def seen(environ: Mapping[str, str], root: Root = "/", vendors: Iterable[Vendor]
 
 
 def counted(number: int, vendor: Vendor) -> str:
-    """A number of devices for a message: `1 NVIDIA GPU`, `8 Ascend NPUs`."""
+    """Format a number of devices for a message: `1 NVIDIA GPU`, `8 Ascend NPUs`."""
     return f"{number} {vendor.devices[:-1] if number == 1 else vendor.devices}"
 
 
@@ -126,7 +126,7 @@ def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root =
     vendor, devices = _of_workers(environ, root)
     source = _selecting(vendor, environ)
     if vendor is NVIDIA and environ.get(HIP):
-        source = HIP  # like torch, which does not check the vendor
+        source = HIP  # as in torch, which does not check the vendor
     names = {*vendor.per_worker, *filter(None, (source,))}
     source = source or (vendor.below if environ.get(vendor.below) else "")
     entries = _entries(environ[source], vendor) if source else _numbers(devices, workers, vendor)

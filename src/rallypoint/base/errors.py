@@ -54,11 +54,11 @@ class UsageError(UserError):
 
 
 class ResourceError(RallypointError, OSError):
-    """This machine has run out of processes, memory or descriptors."""
+    """This machine ran out of processes, memory or descriptors."""
 
 
 class PreflightError(RallypointError):
-    """A required check failed on this node, which stays out of the job; another node may pass."""
+    """A required check failed on this node, which stays out of the job; another node might pass."""
 
 
 class SignalException(RallypointError):

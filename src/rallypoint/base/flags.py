@@ -92,7 +92,7 @@ class OptionRecord:
         values: the values that differ from their flags' defaults.
 
     Raises:
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
     """
 
     flags: ClassVar[tuple[Flag[Any], ...]] = ()
@@ -121,7 +121,7 @@ class OptionRecord:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values. Raises TypeError for an unknown option."""
+        """Copy with other values. Raises TypeError for an unknown option."""
         return type(self)(**vars(self) | changes)
 
 

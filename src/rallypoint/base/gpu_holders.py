@@ -62,7 +62,7 @@ def pids_are_ours() -> bool:
 
 
 def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
-    """The GPUs that a program with these variables would see, by index; all GPUs if none can be identified."""
+    """GPUs that a program with these variables would see, by index; all GPUs if none can be identified."""
     gpus, visible = dict(enumerate(all_gpus)), cuda_devices(environ)
     if not visible and CUDA in environ:
         return {}
@@ -145,7 +145,7 @@ def held_by(shares: Iterable[Share], names: Mapping[int, str]) -> list[str]:
 
 
 def amount(used: int | None) -> str:
-    """Bytes for a message: `61 GiB`, `300 MiB`."""
+    """Format bytes for a message: `61 GiB`, `300 MiB`."""
     if used is None:
         return "memory"
     return f"{used / _GIBIBYTE:.0f} GiB" if used >= _GIBIBYTE else f"{used / _MEBIBYTE:.0f} MiB"

@@ -8,7 +8,7 @@ from rallypoint.base.errors import UserError
 
 
 def check_threads() -> None:
-    """Raise UserError if gevent has replaced threads, or the functions that wait for descriptors."""
+    """Raise UserError if gevent replaced threads, or the functions that wait for descriptors."""
     monkey = sys.modules["gevent.monkey"]
     replaced = [name for name in ("threading", "select", "signal") if monkey.is_module_patched(name)]
     if replaced:

@@ -33,7 +33,7 @@ _MAX_DISCARDED = 64 * 1024
 
 
 async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyncio.Event) -> None:
-    """Answer until `stop` is set; then close all connections and the listeners."""
+    """Answer until `stop` is set, then close all connections and the listeners."""
     connections = HttpConnections(handler)
     servers = [
         await asyncio.start_server(connections.connected, sock=listener, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)

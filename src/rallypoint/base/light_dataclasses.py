@@ -40,7 +40,7 @@ else:
         return _build_class(cls, eq, repr, frozen, slots)
 
     def replace(instance, /, **changes):
-        """A copy with other values; see `dataclasses.replace`."""
+        """Copy with other values; see `dataclasses.replace`."""
         values = {name: getattr(instance, name) for name in instance.__init__.__annotations__ if name != "return"}
         return type(instance)(**values | changes)
 

@@ -196,7 +196,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_loop() -> LoopThread:
-    """The one loop thread of this process; it ends with the process."""
+    """The shared loop thread of this process, which ends with the process."""
     global _shared
     with _shared_lock:
         if _shared is None:

@@ -27,7 +27,7 @@ Cpus = frozenset[int]
 
 
 class AffinityMode(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
-    """The processors that a worker shares with its GPU."""
+    """Which processors a worker shares with its GPU."""
 
     NODE = "node"
     """All processors of the GPU's NUMA node."""

@@ -29,7 +29,7 @@ class ProcessStat:
         self.session = int(fields[3])
         self.started = int(fields[19])
         """Clock ticks after boot. Together with the pid, they identify one process forever."""
-        # A process whose first thread has ended shows as a zombie while its other threads run.
+        # A process whose first thread ended shows as a zombie while its other threads run.
         self.ended = self.state in "ZX" and int(fields[17]) <= 1
 
     @property
@@ -80,7 +80,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 def parse_stat(pid: int, line: bytes) -> ProcessStat | None:
     """Parse the `stat` file of a process; None if it is incomplete."""
-    # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
+    # The command name is in parentheses and can itself contain spaces and parentheses: split after the last one.
     fields = line[line.rfind(b")") + 2 :].split()
     return ProcessStat(pid, fields) if len(fields) >= 20 else None
 

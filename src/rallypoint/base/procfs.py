@@ -17,7 +17,7 @@ def read_text(path: str, most: int = -1) -> str:
 
 
 def local_port_range() -> str:
-    """The first and the last port that the kernel uses for outgoing connections; empty if unknown."""
+    """The first and last port that the kernel uses for outgoing connections; empty if unknown."""
     return read_text("/proc/sys/net/ipv4/ip_local_port_range")
 
 

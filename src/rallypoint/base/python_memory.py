@@ -109,9 +109,8 @@ class _Layout(NamedTuple):
     items: int
     """Where the items start in a tuple."""
     catches: bytes
-    """The instructions of an `except` that compares the type of an exception and continues with another; the
-    instruction of an `except` without a type.
-    """
+    """The instructions of an `except` that compares an exception's type and continues with another, and the instruction
+    of an `except` without a type."""
 
 
 _LAYOUTS = {
@@ -124,7 +123,7 @@ _INSTRUCTION, _FRAME_SIZE = 56, 80
 _CODE_SIZE = 208
 _EXCEPTION_TABLE, _FILE, _QUALNAME, _LINES = 40, 112, 128, 136
 _OF_C = 3
-"""The first frame owner that stands for a call from C."""
+"""The first frame owner that means a call from C."""
 _TAG = 3
 """The lowest bits of a reference in a frame of Python 3.14; all of them are set for a small number."""
 _EXCEPTION_SIZE, _ARGS, _TRACEBACK = 48, 24, 40
@@ -463,7 +462,7 @@ def _python_symbols(reader: _Reader, pid: int) -> dict[str, int]:
     for base in _candidates(pid):
         try:
             found = _symbols(reader, base)
-        except (OSError, ValueError, struct.error):  # no ELF file, or one without symbols
+        except (OSError, ValueError, struct.error):  # not an ELF file, or one without symbols
             continue
         if found.keys() >= {*_NAMES}:
             return found
@@ -471,7 +470,7 @@ def _python_symbols(reader: _Reader, pid: int) -> dict[str, int]:
 
 
 def _candidates(pid: int) -> list[int]:
-    """Where files that may be Python are mapped: the program, and files with Python's name."""
+    """Where files that might be Python are mapped: the program, and files with Python's name."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             lines = file.read(_MOST_MAPPINGS).splitlines()

@@ -110,7 +110,7 @@ class SideThread:
         self._thread = thread  # set it before the start: a signal handler may post meanwhile
         try:
             thread.start()
-        except RuntimeError:  # no thread can be started now; see law 4
+        except RuntimeError:  # no thread can start now; see law 4
             self._thread = None
 
     def _run(self) -> None:

@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class TlsFiles(NamedTuple):
-    """Paths of PEM files, and the required identity of the peer (empty: see law 2)."""
+    """Paths of PEM files, and the identity that the peer must have (empty: see law 2)."""
 
     cert: str
     key: str
@@ -35,9 +35,8 @@ class TlsFiles(NamedTuple):
 
 
 class ControlTls:
-    """The contexts of one side's connections. Raises UserError if a file cannot be loaded, or certificate and key do
-    not match.
-    """
+    """Contexts for one side's connections. Raises UserError if a file cannot be loaded, or if certificate and key do
+    not match."""
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
@@ -132,7 +131,7 @@ def _reason(error: Exception) -> str:
 
 
 class TlsError(Exception):
-    """The peer's TLS or certificate is invalid; the message gives the reason."""
+    """The peer's TLS or certificate is invalid; the message says why."""
 
 
 class TlsChannel:

@@ -155,7 +155,7 @@ def _named(entry: str, devices: Sequence[Device]) -> Device | None:
 
 
 def by_strict_list(text: str, devices: Sequence[Device]) -> list[Device]:
-    """Numbers without blanks, up to the first other entry (CANN, "ASCEND_RT_VISIBLE_DEVICES")."""
+    """Parse numbers without blanks, up to the first other entry (CANN, "ASCEND_RT_VISIBLE_DEVICES")."""
     entries = text.split(",")
     return by_list(",".join(entry if entry == entry.strip() else "-" for entry in entries), devices)
 

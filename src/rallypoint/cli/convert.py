@@ -40,7 +40,7 @@ _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 STATIC_PORT = 29500
 
 _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
-"""Options that the launcher itself sets."""
+"""Options that only the launcher itself sets."""
 
 _OF_SEVERAL_NODES = {
     *("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port", "segment"),
@@ -556,7 +556,7 @@ OURS = frozenset(
         *("SHIM", "SHIM_PYTHON"),
     )
 )
-"""The variables that this program reads."""
+"""Variables that this program reads."""
 _ALMOST = 0.8
 """Minimum similarity to one of `OURS`, from 0 to 1: Kubernetes sets similar variables for services."""
 

@@ -30,7 +30,7 @@ from rallypoint.observe.watching.client import UnreachableError, WatcherSession,
 from rallypoint.observe.watching.messages import CommandReply, FaultCommand, Snapshot, WatchRequest
 
 NOT_SURVIVED = 4
-"""The exit code if the job did not survive a fault; 1 if a fault was refused."""
+"""Exit code if the job did not survive a fault; 1 if a fault was refused."""
 _LOOK_EVERY = 0.5
 """Seconds between two queries of the job. Events carry their own times, so this does not limit precision."""
 _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.KILL_NODE}
@@ -136,7 +136,7 @@ class _DrillRun:
                 await asyncio.sleep(_LOOK_EVERY)
                 if (done := outcome(begun, await self._snapshot())) is not None:
                     return done
-        except UnreachableError as error:  # the control plane may have ended with the job
+        except UnreachableError as error:  # the control plane might have ended with the job
             return Trial(begun.number, begun.drill.fault, begun.victim, note=str(error))
 
     async def _snapshot(self) -> Snapshot:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "success": "1;32", "failure": "1;31"}
 _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""To the alternate screen without a cursor, and back."""
+"""Escape sequences that switch to the alternate screen without a cursor, and back."""
 
 
 class Terminal:

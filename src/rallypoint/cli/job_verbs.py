@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.params import RendezvousParameters
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
-"""The exit codes of `rallyctl status` by phase; 1 if the job cannot be reached."""
+"""Exit codes of `rallyctl status` by phase; 1 if the job cannot be reached."""
 _UNCUT = 100_000
 """The width, in characters, of a line outside a terminal."""
 _MOST_NAMED = 8

@@ -221,7 +221,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _columns() -> int:
-    """The width of the terminal, like `shutil.get_terminal_size`, whose module imports the compression modules."""
+    """The terminal's width, as from `shutil.get_terminal_size`, whose module imports the compression modules."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:

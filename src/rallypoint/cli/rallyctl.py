@@ -67,7 +67,7 @@ class _VerbParser(Parser):
         return page.format_help()
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Like argparse, but suggests the most similar verb for an unknown one."""
+        """Check as argparse does, but suggest the most similar verb for an unknown one."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from rallypoint.cli.similar_names import closest_match
 
@@ -110,7 +110,7 @@ def load(work: str) -> Callable[[argparse.Namespace], int | None]:
 
 
 class _PageFormatter(HelpFormatter):
-    """Keeps paragraphs, and leaves lines that begin with two spaces unchanged."""
+    """Preserves paragraphs, and leaves lines that start with two spaces unchanged."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []

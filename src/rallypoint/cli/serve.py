@@ -39,7 +39,7 @@ log = get_logger(__name__)
 _ENDING = {signal.SIGTERM, signal.SIGINT}
 HTTP_PORT = 29480
 _MANAGER_TIMEOUT = 1.0
-"""Seconds within which the service manager must accept a message."""
+"""Seconds in which the service manager must accept a message."""
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ _LATER = (
 
 
 def import_ahead() -> None:
-    """Import all that a job may need: the server runs for months, and an upgrade in place may replace its files."""
+    """Import all that a job might need: the server runs for months, and an in-place upgrade might replace its files."""
     for name in _LATER:
         import_module(f"rallypoint.{name}")
     for row in EXTENSIONS:

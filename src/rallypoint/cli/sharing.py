@@ -1,4 +1,4 @@
-"""Warns about workers that outnumber the processors or accelerators of their node."""
+"""Warns about workers that outnumber their node's processors or accelerators."""
 
 from __future__ import annotations
 

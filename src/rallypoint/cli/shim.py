@@ -35,7 +35,7 @@ _PYTHON = "RALLYPOINT_SHIM_PYTHON"
 _FOLDER = Path(__file__).with_name("shim_path")
 """The folder to prepend to `PATH` and `PYTHONPATH`. Also contains the sources of the files for an environment."""
 _OFF = 3
-"""The exit code of `status` if the shim is off."""
+"""Exit code of `status` if the shim is off."""
 _LONGEST_SHEBANG = 127
 """How many bytes of a script's first line every Linux reads."""
 
@@ -68,9 +68,9 @@ def shim(options: argparse.Namespace) -> int:
 def _run(command: list[str]) -> int:
     """Replace this process with a command under the shim."""
     if not command:
-        raise UsageError("the command is missing; write it after --: rallyctl shim run -- accelerate launch train.py")
-    if not os.access(_FOLDER / "torchrun", os.X_OK):  # otherwise the shell would run torch's own
-        raise UserError(f"{_FOLDER / 'torchrun'} is not executable; reinstall Rallypoint, or run chmod +x on this file")
+        raise UsageError("there is no command; write it after --: rallyctl shim run -- accelerate launch train.py")
+    if not os.access(_FOLDER / "torchrun", os.X_OK):  # otherwise the shell would run torch's own `torchrun`
+        raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
     for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
         others = os.environ.get(name, default)
         os.environ[name] = os.pathsep.join([str(_FOLDER), *([others] if others else [])])

@@ -60,12 +60,12 @@ CODES = {
     Ending.PROGRAM: 1,
     Ending.CONFIGURATION: 2,
     Ending.INFRASTRUCTURE: 75,  # EX_TEMPFAIL in sysexits.h
-    Ending.REPEATED: 93,  # 93 and 94: do not try again
+    Ending.REPEATED: 93,  # 93 and 94: do not retry
     Ending.HANG: 124,  # like timeout(1)
     Ending.PREEMPTED: 143,  # 128 + SIGTERM
     Ending.STOPPED: 94,
 }
-"""The exit code of each ending."""
+"""Exit code of each ending."""
 
 IN_PLACE = 85
 """Another start on the same machine can help. The number is that of ERESTART."""
@@ -119,7 +119,7 @@ def classified(error: BaseException | None, *, is_pod: bool = False) -> Classifi
 
 
 def code_in_place(error: BaseException | None, classification: Classified) -> int:
-    """The code of `--exit-codes=in-place`: 85 instead of 75, unless this machine is the reason."""
+    """Return the code for `--exit-codes=in-place`: 85 instead of 75, unless this machine is the reason."""
     tried_again = classification.code == CODES[Ending.INFRASTRUCTURE] and not isinstance(error, _OF_THIS_MACHINE)
     return IN_PLACE if tried_again else classification.code
 

@@ -27,7 +27,7 @@ _SYSTEM_PACKAGES = ("lib", "lib64", "local/lib")
 
 
 def worker_python(environ: Mapping[str, str]) -> str:
-    """The workers' interpreter, without `PYTHON_EXEC`. Logs one line if the choice is not obvious."""
+    """Choose the workers' interpreter, without `PYTHON_EXEC`. Logs one line if the choice is not obvious."""
     is_tool = any(os.path.exists(f"{sys.prefix}/{name}") for name in TOOL_FILES)
     has_torch: bool | None = None
     for variable, prefix in _active(environ):
@@ -66,7 +66,7 @@ def _active(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _of_project(named: str) -> str:
-    """The folder of uv's environment, relative to the project's folder, which may be above the current one."""
+    """The folder of uv's environment, relative to the project's folder, which might be above the current one."""
     here = folder = os.getcwd()
     while True:
         found = os.path.join(folder, named)

@@ -1,4 +1,4 @@
-"""The grace period of a scheduler: seconds between its SIGTERM to all processes of a job and its SIGKILL.
+"""Schedulers' grace periods: seconds between SIGTERM to all processes of a job and SIGKILL.
 
 Slurm         KillWait of its slurm.conf if readable, otherwise its default of 30
 Kubernetes    30, the default of terminationGracePeriodSeconds, which no pod can look up
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 _DEFAULT = 30.0
-"""The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
+"""Default of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
 _OTHERS = {"TRAINING_JOB_NAME": 120.0, "PBS_JOBID": 10.0, "LSB_JOBID": 10.0}
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""

@@ -1,4 +1,4 @@
-"""Counts the processors for this process and its workers, and detects a shortage."""
+"""Counts the processors available to this process and its workers, and detects a shortage."""
 
 from __future__ import annotations
 

@@ -24,5 +24,5 @@ EXTENSIONS = (
 
 
 def open_guest(*arguments: Any, **more: Any) -> Any:
-    """Open the session of a connection that belongs to no node: see `observe.watching.session.open_session`."""
+    """Open the session of a connection without a node: see `observe.watching.session.open_session`."""
     return load("rallypoint.observe.watching.session:open_session")(*arguments, **more)

@@ -67,7 +67,7 @@ _FEW = 8
 """Maximum number of processes named in one line."""
 
 
-# The rules
+# Rules
 
 
 class Look(NamedTuple):
@@ -118,7 +118,7 @@ def _may_shrink(gpu: GpuMemory, before: GpuMemory | None, *, is_first: bool) -> 
     return is_first or (before is not None and before.used is not None and gpu.used < before.used)
 
 
-# The looks
+# Looks
 
 
 def driver_looks(job: str) -> Generator[Look]:
@@ -141,7 +141,7 @@ class Watch:
 
     def __init__(self, looks: Callable[[], Generator[Look]], given_up: Collection[int] = ()) -> None:
         self.over = threading.Event()
-        """Set when nobody waits for the thread any more."""
+        """Set when nobody is waiting for the thread any more."""
         self.ended = False
         """Whether the thread has returned from the driver."""
         self.failed = False
@@ -176,7 +176,7 @@ class Watch:
                 unnamed = {share.pid for share in verdict.strangers} - self.names.keys()
                 self.names = {**self.names, **{pid: describe_process(pid) for pid in unnamed}}
                 self.gpus |= {share.gpu for share in verdict.waits_for}
-                self.verdict = verdict  # set last: the loop may read it at any time
+                self.verdict = verdict  # set last: the loop might read it at any time
                 if not verdict.waits_for:
                     return
                 compares = any(not share.pid for share in verdict.waits_for)
@@ -185,7 +185,7 @@ class Watch:
                 before, pause = look, min(2 * pause, _LONGEST_PAUSE)
 
 
-# What a restart waits for
+# Restarts
 
 
 class MemoryWait(Feature):

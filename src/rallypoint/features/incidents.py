@@ -214,10 +214,10 @@ class IncidentRecorder:
             if self._count == MAX_KEPT + 1:
                 log.warning("this agent has saved %d incidents and will not save any more", MAX_KEPT)
             return
-        # Take the state of the job now, not after a thread has read the stacks:
+        # Take the job's state now, not after a thread has read the stacks:
         #   1. node B fails for the last time, and the coordinator, in this agent A, ends the job;
         #   2. B ends its workers, writes its bundle and leaves, while our thread still reads stacks;
-        #   3. the index of the bundles would not name B's, the one that matters.
+        #   3. the index of the bundles would not name B's bundle, the one that matters.
         facts, make_snapshot = self._facts(), self._snapshot()
         stacks_read = threading.Event()
         keep = partial(self._keep, incident, facts, make_snapshot, stacks_read)
@@ -463,7 +463,7 @@ def _environment(facts: NodeFacts) -> str:
     return "\n".join([head, *shown, ""])
 
 
-# The kernel's log
+# Kernel log
 
 
 def _system(facts: NodeFacts) -> str:
@@ -528,7 +528,7 @@ def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
 
 
 def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
-    """The prefixes of the paths of dumps, according to a worker's environment."""
+    """Prefixes of the paths of dumps, according to a worker's environment."""
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
     given = (environ[name] for name in (DUMP, OLD_NAMES[DUMP]) if environ.get(name))
     return [*given, os.path.join(cache, _DEFAULT_RECORDER)]

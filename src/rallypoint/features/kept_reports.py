@@ -199,7 +199,7 @@ def _path(path: str) -> str:
 
 
 def _end(data: bytes, most: int) -> tuple[str, ...]:
-    """The last lines of an output, at most `most` bytes."""
+    """The last lines of an output, in at most `most` bytes."""
     kept: list[str] = []
     for line in reversed(_printable(clean_lines(data))):
         most -= len(line.encode(errors="replace")) + 1
@@ -219,7 +219,7 @@ def _clean(now: float) -> None:
         found: list[tuple[float, str, int]] = []
         for folder, owner in folders:
             for name in names_in(folder, owner, _NAME):
-                with suppress(FileNotFoundError):  # another agent cleans too
+                with suppress(FileNotFoundError):  # another agent is cleaning too
                     seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     found.append((seen.st_mtime, name, folder))
         for place, (written, name, folder) in enumerate(sorted(found, reverse=True)):

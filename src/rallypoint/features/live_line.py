@@ -36,7 +36,7 @@ _LOCK_TIMEOUT = 0.1
 """Seconds to wait for other writers before skipping the line."""
 _LEAST_WIDTH = 20
 _EVERY = 1.0
-"""Seconds between two redraws, and between two requests to the coordinator for missing nodes."""
+"""Seconds between redraws, and between requests to the coordinator for missing nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _show(status: PolicyState, event: ProgressText) -> Decision | None:
 
 
 def shows_live_line() -> bool:
-    """Whether standard error is a terminal that can rewrite a line."""
+    """Whether standard error is a terminal on which a line can be rewritten."""
     return os.isatty(_STDERR) and terminal_rewrites_lines()
 
 
@@ -139,7 +139,7 @@ class LiveLine:
 
 
 def composed(words: tuple[str, str], seconds: float, width: int) -> str:
-    """The line, in at most `width` columns."""
+    """Compose the line in at most `width` columns."""
     before, after = words
     text = f"{before}, {_elapsed(seconds)}{f', {after}' if after else ''}"
     most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps after its last column

@@ -55,7 +55,7 @@ _LAST_MOMENT = 253402214400.0
 
 
 def _fields_in(fd: int) -> dict[str, str]:
-    """Read a file's fields. Raises OSError, or ValueError if it is too large or not lines of printable text."""
+    """Read a file's fields. Raises OSError, or ValueError if the file is too large or not lines of printable text."""
     data = os.read(fd, _LARGEST + 1)
     lines = data.decode().removesuffix("\n").split("\n")
     if len(data) > _LARGEST or not all(line.isprintable() for line in lines):
@@ -159,7 +159,7 @@ class LocalFile:
         if self._ends >= 0 and self._thread.ident is not None:
             os.eventfd_write(self._ends, 1)
             self._thread.join(_PATIENCE)
-            if self._thread.is_alive():  # the disk does not answer: the user's next command removes the file
+            if self._thread.is_alive():  # the disk does not respond: the user's next command removes the file
                 return
         if self._ends >= 0:
             os.close(self._ends)
@@ -245,7 +245,7 @@ def job_of(workers: WorkerController) -> LocalJob | None:
 
 
 def local_jobs(*, own: bool = False) -> Iterator[LocalJob]:
-    """The jobs of running agents on this machine: this user's or, for root without `own`, all users'."""
+    """Jobs of running agents on this machine: this user's or, for root without `own`, all users'."""
     user = os.geteuid() if own or os.geteuid() else None
     return (job for job, _ in _running(user))
 
@@ -347,7 +347,7 @@ class EndedJob(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the agent ran."""
+        """Seconds that the agent ran."""
         return max(0.0, self.ended - self.job.began)
 
 
@@ -472,7 +472,7 @@ def _clean(now: float) -> None:
         for place, (name, folder) in enumerate(sorted(_ended_in(folders), reverse=True)):
             found = _ENDED.fullmatch(name)
             if place >= _MOST_ENDED or (found and int(found[1]) / 1000 < now - _KEPT):
-                with suppress(FileNotFoundError):  # another agent cleans too
+                with suppress(FileNotFoundError):  # another agent is cleaning too
                     os.unlink(name, dir_fd=folder)
 
 

@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 _SHELL = "/bin/sh"
 _GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL when a check is ended."""
+"""Seconds between SIGTERM and SIGKILL when a check is stopped."""
 _WARN_AFTER = 10.0
 """Seconds until a log line says that the check is still running; each interval doubles the previous one."""
 _READ, _READS = 64 * 1024, 4
@@ -103,7 +103,7 @@ class NodeCheck(Gate):
             os.close(writing)
             os.close(nothing)
 
-    # For the loop
+    # Interface to the loop
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when `step` has work."""
@@ -120,7 +120,7 @@ class NodeCheck(Gate):
         return 0.0 if self._process is None else min(self._deadline, self._warn_at)
 
     def step(self) -> Iterator[NodeChecked | WorkersStopped]:
-        """Do due work. Yields the result once the check has finished and left no processes."""
+        """Do due work. Yields the result once the check finished and left no processes."""
         self._read(_READS)
         if self._process is not None:
             if self._ending is None:
@@ -136,7 +136,7 @@ class NodeCheck(Gate):
     def begin_stop(self, number: int) -> None:
         """End the check with this signal. Its exit code then says nothing about the node."""
         self._stopped = True
-        self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell waiting for a command may ignore others
+        self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell waiting for a command might ignore others
 
     def kill_now(self) -> None:
         """Send SIGKILL to all remaining processes."""

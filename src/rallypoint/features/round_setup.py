@@ -86,7 +86,7 @@ class RoundInSetup:
         self.store_endpoint = Endpoint(self.place.store_address, self.place.store_port)
         self.clock = clock
         self.over = threading.Event()
-        """Set when the round has ended or its steps are done."""
+        """Set when the round ends or its steps are complete."""
         self.step: SetupStep | None = None
         """The thread's current step."""
         self.seconds = math.inf
@@ -238,7 +238,7 @@ class RoundSetup(Preparation):
         if round_ is None or round_.step is None:
             return
         if now >= self._look_at:
-            self._look_at = now + _WARN_AFTER  # the thread may have a new deadline
+            self._look_at = now + _WARN_AFTER  # the thread might have a new deadline
             if not self._warned and not round_.records:
                 self._warned = True
                 log.warning(
@@ -469,7 +469,7 @@ def stated_address(round_: RoundInSetup) -> str:
     return round_.group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
 
 
-# The record
+# Record
 
 
 _MAX_RECORD = 64 * 1024
@@ -536,7 +536,7 @@ def _node(value: object) -> str:
 
 
 def _address(value: object) -> str:
-    """A host name or numeric address."""
+    """Check a host name or numeric address."""
     if not isinstance(value, str) or len(value) > _MAX_NAME or not value:
         raise ValueError(f"its address is {value!r}")
     try:

@@ -31,7 +31,7 @@ _TIMEOUT = 60.0
 
 
 class SocketIfname(Feature):
-    """Sets the interface for the workers of each round."""
+    """Sets the interface for each round's workers."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -59,10 +59,10 @@ class Choice(NamedTuple):
 
 
 class InterfaceChoice:
-    """The interface of each round: a `VariableSource`, and a `SetupStep` for `auto`.
+    """Each round's interface: a `VariableSource`, and a `SetupStep` for `auto`.
 
     Args:
-        asked: the value of the flag.
+        asked: the flag's value.
     """
 
     names = frozenset({GLOO, NCCL})

@@ -50,7 +50,7 @@ MAX_LOST = 3
 _FIRST_LOOK, _LONGEST_LOOK, _LONGEST_WHILE_ONE_PREPARES = 0.5, 60.0, 2.0
 """Seconds between looks at the folder while waiting; each doubles the previous one."""
 _NICE = 10
-"""The nice value: about a tenth of a contended processor."""
+"""Nice value that leaves about a tenth of a contended processor."""
 _KILL_TIMEOUT = 1.0
 """Seconds to wait for a killed one to end. When the run ends, the reaper ends leftovers."""
 _MAX_SCRIPT = 1024 * 1024
@@ -105,7 +105,7 @@ class StandbyWorkers(Feature, Source):
             return "the script's arguments depend on the local rank"
         return ""
 
-    # For the loop
+    # Interface to the loop
 
     def fds(self) -> list[int]:
         return [fd for standby in self._waiting for fd in standby.context.exit_fds() or ()]
@@ -239,7 +239,7 @@ class StandbyWorkers(Feature, Source):
             self._remove(standby)
         self.workers.folder.clear()
 
-    # The next round
+    # Next round
 
     def take_places(self, context: PContext) -> None:
         assert self._group.placement is not None
@@ -315,7 +315,7 @@ def _bind(pid: int, cpus: Collection[int]) -> None:
 
 
 def _text_prepares(args: Collection[object]) -> bool:
-    """Whether one of the command's words is a script that uses `inprocess.resumable(prepare=...)`."""
+    """Whether a word of the command is a script that uses `inprocess.resumable(prepare=...)`."""
     for word in map(str, args):
         if word.endswith(".py"):
             with suppress(OSError), open(word, "rb") as file:

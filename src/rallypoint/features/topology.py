@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_segment(config: LaunchConfig, parameters: RendezvousParameters) -> None:
-    """Pass the segment to the rendezvous, replacing one in `--rdzv-conf`."""
+    """Pass the segment size to the rendezvous, overriding `--rdzv-conf`."""
     if config.features.topology.segment != 1:
         parameters.config["segment"] = config.features.topology.segment
 

@@ -101,7 +101,7 @@ def remaining(position: Position, total: int) -> int | None:
 
 
 class TrainJobStatus(Feature):
-    """The reports of one node."""
+    """Reports for one node."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)

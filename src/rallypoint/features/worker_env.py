@@ -119,7 +119,7 @@ _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 
 
 def _jax_variables(place: WorkerPlace) -> Mapping[str, str]:
-    """The coordinator is the worker of rank 0, at its node's reserved port."""
+    """The coordinator is the worker with rank 0, at its node's reserved port."""
     host = place.records[0]
     coordinator = Endpoint(host.address, host.ports[_JAX][0])
     found = {
@@ -225,7 +225,7 @@ class WorkerEnv(Feature):
 
 
 class FrameworkVariables(PeerUser):
-    """The variables of one kind: a `PeerUser` and a `VariableSource`."""
+    """Variables of one kind: a `PeerUser` and a `VariableSource`."""
 
     def __init__(self, name: str, kind: Kind, group: WorkerGroup) -> None:
         self.use = name
@@ -300,7 +300,7 @@ class ReservedPorts:
 
 
 def _bound() -> socket.socket:
-    """A socket bound to a port on all addresses, over IPv6 and IPv4 or, without IPv6, over IPv4."""
+    """Bind a socket to a port on all addresses, over IPv6 and IPv4 or, without IPv6, over IPv4."""
     try:
         return _bind(socket.AF_INET6, "::")
     except OSError as error:

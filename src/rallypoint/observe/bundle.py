@@ -112,7 +112,7 @@ def mask_strings(value: Any) -> Any:
 
 
 def helpful_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that help to understand a failure, and `more`: `NAME*` for a prefix, `*` for all."""
+    """Variables that help to understand a failure, and `more`: `NAME*` for a prefix, `*` for all."""
     names = {pattern for pattern in more if not pattern.endswith("*")}
     begin = tuple(pattern[:-1] for pattern in more if pattern.endswith("*"))
     return {
@@ -220,7 +220,7 @@ class Fitted(NamedTuple):
 
 
 def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
-    """The pieces that fit into `limit` bytes, in order."""
+    """Choose the pieces that fit into `limit` bytes, in order."""
     included: list[Piece] = []
     notes: list[str] = []
     left = limit
@@ -341,7 +341,7 @@ def _link(new: str, path: str) -> None:
         os.link(new, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no links
         os.rename(new, path)
 
 

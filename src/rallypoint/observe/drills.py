@@ -375,7 +375,7 @@ def _time_words(trial: Trial) -> str:
 
 
 def drill_fields(drill: Drill, job: str, trials: Sequence[Trial], stopped: str) -> dict[str, Any]:
-    """The result as JSON (`docs/how-to/drill.md`)."""
+    """Format the result as JSON (`docs/how-to/drill.md`)."""
     return {
         "version": VERSION,
         "job": job,

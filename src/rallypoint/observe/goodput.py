@@ -596,7 +596,7 @@ def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
     return {run.name: -wrong.get(run.name, 0.0) for run in runs}, notes
 
 
-# The end, and notes
+# End and notes
 
 
 def _outcome(runs: Sequence[AgentRun]) -> events.JobOver | None:

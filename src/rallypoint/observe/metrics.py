@@ -29,7 +29,7 @@ _FAILURES = ("failure", "lost")
 
 
 class AgentReading(NamedTuple):
-    """The counts of an agent. `recoveries` are cumulative, by `RECOVERY_BOUNDS` and infinity."""
+    """An agent's counts. `recoveries` are cumulative, by `RECOVERY_BOUNDS` and infinity."""
 
     phase: NodePhase
     seconds: Mapping[NodePhase, float]
@@ -122,7 +122,7 @@ class AgentAccount:
 
 
 def failure_kind(exit_code: int) -> str:
-    """The signal that ended a worker, such as SIGKILL; `exit_code` without a signal."""
+    """Name the signal that ended a worker, such as SIGKILL; `exit_code` without a signal."""
     if exit_code >= 0:
         return "exit_code"
     from rallypoint.base.signals import signal_name

@@ -51,7 +51,7 @@ _REMOVAL_WORDS = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_
 
 
 def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> str:
-    """The log line of a waiting node. `wall` is the time in seconds since 1970."""
+    """Compose a waiting node's log line. `wall` is the time in seconds since 1970."""
     return (
         f"waiting for {subject}: {_joined_words(progress)}{_removed_clause(progress, wall)}{_time_left_words(progress)}"
     )
@@ -159,7 +159,7 @@ def _removed_clause(progress: Progress, wall: float) -> str:
 
 
 def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
-    """The nodes that left, if too few remain."""
+    """Nodes that left, if too few remain."""
     return () if progress.complete or progress.joined >= progress.min_nodes else progress.removed
 
 
@@ -195,7 +195,7 @@ def _time_of_day(wall: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(wall))
 
 
-# The log of the coordinator
+# Coordinator's log
 
 
 _MAX_NAMED = 4

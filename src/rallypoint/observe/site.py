@@ -67,7 +67,7 @@ from rallypoint.observe.watching.session import JobWatch, job_list
 _ANSWER = 4.0
 """Seconds to wait for the coordinator's answer."""
 _LIST_EVERY = 2.0
-"""Seconds between looks at the list of jobs while it has a follower."""
+"""Seconds between looks at the list of jobs while anyone follows it."""
 
 Seen = Snapshot | JobList
 
@@ -230,7 +230,7 @@ Metrics = Callable[[], Awaitable[Sequence[Family]]]
 
 
 class Site:
-    """The pages of one server. `answer` is a `base.http.Handler`."""
+    """One server's pages. `answer` is a `base.http.Handler`."""
 
     def __init__(
         self, source: JobsSource, access: Access, metrics: Metrics, now: Callable[[], float] = time.time

@@ -248,7 +248,7 @@ def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
 
 
 def node_state(node: NodeView) -> str:
-    """The role of a node in the job, in a word or two."""
+    """A node's role in the job, in a word or two."""
     if node.state is MemberState.PARTICIPANT and not node.connected:
         return "unreachable"
     return "succeeded" if node.succeeded else node.state.value
@@ -435,7 +435,7 @@ class NewEvents:
     def __init__(self) -> None:
         self._incarnation = ""
         self._number = 0
-        """The number of the last event taken."""
+        """Number of the last event taken."""
 
     def new_in(self, snapshot: Snapshot) -> Sequence[JobEvent]:
         if snapshot.incarnation != self._incarnation:

@@ -67,8 +67,8 @@ class DemoPlan(NamedTuple):
     """The plan of a demo.
 
     `program` follows the launcher's flags: a module or a script with the flags `--steps`, `--progress` and
-    `--checkpoint-dir`. `deadline` is how many seconds to wait for the next step after a kill. `standby_program` is a
-    program that continues in its processes (`rallypoint.inprocess`), for the part with a standby worker.
+    `--checkpoint-dir`. `deadline` is the number of seconds to wait for the next step after a kill. `standby_program` is
+    a program that continues in its processes (`rallypoint.inprocess`), for the part with a standby worker.
     """
 
     program: Sequence[str]
@@ -83,7 +83,7 @@ class DemoPlan(NamedTuple):
 
 
 class DemoResult(NamedTuple):
-    """The result of a run: the final loss, the seconds of the whole job, and those from the kill to the next step."""
+    """A run's result: the final loss, the seconds of the whole job, and the seconds from the kill to the next step."""
 
     loss: float
     seconds: float
@@ -170,7 +170,7 @@ def _worker_replaced(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
 def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     node = [f"--nnodes={NODES - 1}:{NODES}", "--rdzv-backend=c10d", endpoint, "--max-restarts=3"]
-    # The first node hosts the control plane; on one machine every node could.
+    # The first node hosts the control plane; on one machine any node could.
     nodes = [[*node, f"--rdzv-conf=is_host={str(number == 0).lower()}"] for number in range(NODES)]
     with _running(plan, nodes, folder, write) as run:
         before = run.pids_of("start", NODES, _TIMEOUT)
@@ -221,7 +221,7 @@ class DemoRun:
     """Launchers that run one job. `stopped` is how many seconds a kill interrupted the job, if there was a kill."""
 
     def __init__(self, steps: int, launchers: Sequence[list[str]], folder: Path, write: Write) -> None:
-        """Start a launcher for each command line, and append the arguments of the program."""
+        """Start one launcher per command line, each followed by the program's arguments."""
         folder.mkdir()
         pipe = folder / "progress"
         os.mkfifo(pipe)
@@ -345,7 +345,7 @@ class DemoRun:
         for agent in self.agents:
             with suppress(subprocess.TimeoutExpired):
                 agent.wait(max(0.0, deadline - time.monotonic()))
-        while left := list(_marked(self._mark)):  # an agent may have started another process before it was killed
+        while left := list(_marked(self._mark)):  # an agent might have started another process before it was killed
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -177,7 +177,7 @@ def share(step: int, options: argparse.Namespace, rank: int, world_size: int) ->
 
 
 def save(path: Path | None, state: dict[str, object]) -> None:
-    """Replace the checkpoint in one step."""
+    """Replace the checkpoint atomically."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -127,7 +127,7 @@ def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, 
     return attempts
 
 
-# Between the nodes of a round
+# Nodes of a round
 
 
 class Target(NamedTuple):
@@ -166,7 +166,7 @@ def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
 
 
 class MeshListener:
-    """Greets the nodes that dial this one; early ones wait in the kernel's queue until `serve`.
+    """Greets the nodes that dial this one; early nodes wait in the kernel's queue until `serve`.
 
     `host` is where others reach this node, if known. Raises OSError if no port is free.
     """
@@ -192,5 +192,5 @@ class MeshListener:
     def close(self) -> None:
         """Stop listening. Idempotent; from any thread."""
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # this ends an `accept`
+            self._sock.shutdown(socket.SHUT_RDWR)  # this ends any `accept`
         self._sock.close()

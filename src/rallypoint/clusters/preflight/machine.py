@@ -231,7 +231,7 @@ def _infiniband() -> list[str]:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """The rest of `pids.max` in this control group and its parents."""
+    """What is left of `pids.max` in this control group and its parents."""
     folder, second = own_cgroup_path("pids")
     top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
     path = top + folder.rstrip("/")

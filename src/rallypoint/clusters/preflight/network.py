@@ -295,7 +295,7 @@ def _trouble_with(place: EndpointProbe) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", place.endpoint.port))  # nobody can connect
+            probe.bind(("", place.endpoint.port))  # nobody can connect to it
     except OSError as error:
         again = attempt_all([(attempt.address, place.endpoint.port) for attempt in place.attempts])
         return "" if any(attempt.outcome is DialOutcome.ACCEPTED for attempt in again) else error.strerror or str(error)

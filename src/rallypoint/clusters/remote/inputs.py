@@ -220,7 +220,7 @@ def _checked(name: str, source: str) -> str:
 
 
 def node_variables(hosts: Sequence[Host], rank: int, endpoint: str, run_id: str) -> dict[str, str]:
-    """The variables with which the node of this rank meets the others; the control plane is at `endpoint`."""
+    """Variables with which the node with this rank meets the others; the control plane is at `endpoint`."""
     variables = {
         "PET_NNODES": str(len(hosts)),
         "PET_NODE_RANK": str(rank),

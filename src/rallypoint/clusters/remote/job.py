@@ -223,7 +223,7 @@ class _Launch:
                 await self._end_others(why)
 
     def _why_it_cannot_go_on(self, lost: SshConnection) -> str:
-        """Why the others would wait in vain: the command is not restarted on a lost host."""
+        """Why the other hosts would wait in vain: the command is not restarted on a lost host."""
         if len(self._connections) - self._failed < self._plan.least:
             return f"fewer hosts are left than the {self._plan.least} that the job needs, so it ends"
         if self._plan.first_has_control_plane and lost is self._connections[0]:
@@ -319,7 +319,7 @@ def _going_on(left: int) -> str:
     return f"; {left} host{'s continue' if left > 1 else ' continues'}" if left else ""
 
 
-# The exit code
+# Exit code
 
 FAILED = 1
 

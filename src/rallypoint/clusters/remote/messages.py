@@ -48,7 +48,7 @@ class SupervisorHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndpointFound(msgspec.Struct, frozen=True, tag=True):
-    """The possible address of the job's control plane on this host."""
+    """The address at which this host could run the job's control plane."""
 
     address: str
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]

@@ -70,7 +70,7 @@ def ssh_command(host: Host, options: SshOptions) -> list[str]:
         "ServerAliveInterval": str(max(1, options.lost_after // _COUNT)),
         "ServerAliveCountMax": str(_COUNT),
         "ClearAllForwardings": "yes",  # from the user's configuration: one port cannot serve hundreds of connections
-        "ControlPath": "none",  # a shared connection has its own keep-alive messages, or none
+        "ControlPath": "none",  # a shared connection sends its own keep-alive messages, or none
         "LogLevel": "ERROR",
     }
     words = ["ssh", *options.arguments, "-T", "-x"]
@@ -130,7 +130,7 @@ def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: b
     return f"cannot be used: its login shell exited with code {code} before Rallypoint ran{quoted}"
 
 
-# The connection
+# Connection
 
 
 class HostError(Exception):
@@ -158,7 +158,7 @@ class SshConnection:
         self._started = False
 
     async def open(self) -> SupervisorHello:
-        """Connect to the supervisor. Raises HostError; may then be called again."""
+        """Connect to the supervisor. Raises HostError; can then be called again."""
         self._before.clear()
         self._buffer.clear()
         try:

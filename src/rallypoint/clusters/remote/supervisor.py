@@ -284,7 +284,8 @@ class SupervisedCommand:
 
     def _sweep_if_due(self) -> None:
         if time.monotonic() >= self._kill_at:
-            # Only the command at first: if it is rallyrun, its own reaper then ends the workers and removes its files.
+            # At first signal only the command: if it is rallyrun, its own reaper then ends the workers and removes its
+            # files.
             self._kill_at = float("inf")
             self._process.signal(signal.SIGKILL)
         if not self._swept and (self._process.poll() is not None or self.reaper.lost):
@@ -295,7 +296,7 @@ class SupervisedCommand:
 
 
 def _say(answer: Answer) -> None:
-    # On a separate line, whatever a login shell wrote before.
+    # Write on a separate line, whatever a login shell wrote before.
     _write(b"\n" + MARK + encode(answer) + b"\n")
 
 

@@ -1,11 +1,11 @@
 """Equal lines of several workers, shown once (`--tee-collapse`).
 
-`LineGroups` is pure: lines and `now` in, groups of ranks with a line out. Laws:
+`LineGroups` is pure: lines and `now` in, lines with their ranks out. Laws:
 
 1. No line is lost or shown twice: each is in one group, with its rank.
 2. The lines of one source keep their order.
-3. No line waits longer than the given time, or while more than `_MOST_WAITING` bytes wait. An unfinished line, such as
-   a prompt, arrives when a tee shows it, and waits like any other: several ranks may show the same prompt.
+3. No line waits longer than the set time, or while more than `_MOST_WAITING` bytes wait. An unfinished line, such as a
+   prompt, arrives when a tee shows it, and waits like any other line, because several ranks can show the same prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_WAITING = 1024 * 1024
 _LONGEST_LINE = 64 * 1024
-"""The most bytes of a line; a longer one is shown in parts that are never compared."""
+"""Maximum bytes per line; a longer line is shown in parts that are never compared."""
 
 
 class Group(NamedTuple):
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class _Waiting:
-    """A waiting line. `place` is its position among lines with a common rank."""
+    """A waiting line. `place` is its position among lines that share a rank."""
 
     __slots__ = ("place", "ranks", "since", "text")
 
@@ -48,18 +48,18 @@ class _Waiting:
 
 _PLACE = attrgetter("place")
 _GAP = 1 << 40
-"""The initial distance of two places, which leaves room for many lines between."""
+"""Initial distance between places, which leaves room for many lines between them."""
 
 
 class LineGroups:
-    """Waiting lines of several ranks, which may be equal to lines of other ranks.
+    """Waiting lines of several ranks, which might equal other ranks' lines.
 
-    A new line takes the first place after the last line of its rank, so a rank's own lines come before those that it
-    may still share.
+    A new line takes the first place after its rank's last line, so a rank's own lines come before those that it might
+    still share.
 
     Args:
-        seconds: the longest wait of a line.
-        ranks: the number of ranks; a line that all have written waits only for earlier lines.
+        seconds: the maximum wait of a line.
+        ranks: the number of ranks; a line that all ranks wrote waits only for earlier lines.
     """
 
     def __init__(self, seconds: float, ranks: int) -> None:
@@ -129,7 +129,7 @@ class LineGroups:
         return self._by_age[0]
 
     def _up_to(self, group: _Waiting) -> list[_Waiting]:
-        """The lines to show up to this one: before it, the earlier lines of its ranks, and recursively theirs."""
+        """Lines to show up to this one: first the earlier lines of its ranks, and recursively theirs."""
         needed, ranks = [group], set(group.ranks)
         for earlier in reversed(self._order[: bisect_left(self._order, group.place, key=_PLACE)]):
             if not ranks.isdisjoint(earlier.ranks):
@@ -156,8 +156,8 @@ class CollapsingSink:
     """One console stream with several workers' collapsed lines. For the sink's thread only.
 
     Args:
-        seconds: within which lines are collapsed.
-        stream: where lines are written.
+        seconds: time within which lines are collapsed.
+        stream: where to write lines.
         ranks: local rank to global rank.
         prefixes: by local rank, the text before a line that only one worker wrote.
         sources: local ranks of the workers whose lines arrive here.
@@ -228,7 +228,7 @@ class CollapsedStream:
         self.write_or_queue(b"".join(chunk.parts), now)
 
     def relabel(self, prefix: str, rank: int | None = None) -> None:
-        """Set another prefix for lines that only this worker wrote, and its new global rank, if given."""
+        """Set another prefix for lines that only this worker wrote, and its new global rank, if set."""
         self._own_prefix = self._sink.relabel(self._rank, prefix, rank)
 
     def backlog(self) -> int:

@@ -1,1 +1,1 @@
-"""A job whose ranks are all inactive: detected, explained, and reported, restarted or ended."""
+"""Hangs: detects and explains that all ranks of a job are inactive, then reports, restarts or ends the job."""

@@ -1,4 +1,4 @@
-"""Activity of workers besides their output, from /proc: growing files, and computing children."""
+"""Detects workers' activity besides their output from /proc: growing files, and computing child processes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from rallypoint.workers.stop import WriteProgress, write_progress
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _BUSY = 0.5
-"""Children that use at least this many processors count as busy: a logger or a monitor uses less."""
+"""Number of processors that child processes must use to count as busy: a logger or a monitor uses less."""
 
 
 class Activity(NamedTuple):
-    """`grown` changes when a worker or a process below it has written as much to a file as only a save does, or begins
-    or stops to announce a save. `is_busy`: processes below the workers compute.
-    """
+    """`grown` changes when a worker or a process below it writes as much to a file as only a save does, or starts or
+    stops to announce a save. `is_busy`: processes below the workers are computing."""
 
     grown: int = 0
     is_busy: bool = False
 
 
 class ActivityProbe:
-    """Looks at workers repeatedly. It uses no file system but /proc, and may be used on any single thread.
+    """Looks at workers repeatedly. Uses no file system but /proc. For one thread, whichever it is.
 
     Args:
         pids: the workers' pids. A process with a reused pid would only be read.
@@ -44,7 +43,7 @@ class ActivityProbe:
 
     def look(self) -> Activity:
         """The current activity. `is_busy` refers to the time since the last look."""
-        with suppress(OSError):  # no descriptor is free: there is no new information
+        with suppress(OSError):  # no descriptor is free, so there is no new information
             self._last = self._look()
         return self._last
 
@@ -55,8 +54,8 @@ class ActivityProbe:
         below = set[int]().union(*(descendants(pid, parents) for pid in self.pids)) - self.pids
         writes = {pid: write_progress(pid) for pid in (*self.pids, *below)}
         grown = any(found.has_grown(self._writes[pid]) for pid, found in writes.items() if pid in self._writes)
-        # A worker's own processor time shows nothing, since it may spin in a collective; its ended children's time
-        # shows that they ran.
+        # A worker's own processor time shows nothing, since it might be spinning in a collective. Its ended children's
+        # time shows that they ran.
         ticks = {pid: ticks_of(pid)[1] for pid in self.pids} | {pid: sum(ticks_of(pid)) for pid in below}
         used = sum(max(0, number - self._ticks[pid]) for pid, number in ticks.items() if pid in self._ticks)
         is_busy = used > _BUSY * _TICKS_A_SECOND * (now - self._looked_at)
@@ -65,6 +64,6 @@ class ActivityProbe:
 
 
 def ticks_of(pid: int) -> tuple[int, int]:
-    """The processor time of a process, and of its ended children; zero if it has ended."""
+    """Processor time of a process and of its ended children; zero if it ended."""
     fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])) if len(fields) > 14 else (0, 0)

@@ -1,6 +1,5 @@
-"""One agent's part in a hang, and in a silence (which is only reported): it looks for activity, and reports its
-workers' state.
-"""
+"""One agent's part in a hang, and in a silence (which is only reported): looks for activity, and reports its workers'
+state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence of a hang: this node's collection from its workers, and one node's report about all."""
+"""Evidence of a hang: this node's collection from its workers, and one node's report about all."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ log = get_logger(__name__)
 
 
 Render = Callable[[Mapping[str, bytes], Sequence[str], int], str]
-"""Creates the report from nodes' data by name, the names of nodes without data, and the number of further such
-nodes.
+"""Creates the report from nodes' data by name, the names of nodes without data, and the number of remaining such nodes.
 """
 
 
 def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
-    """The encoded evidence of this node. A worker whose stacks cannot be read writes them when it is ended, if all will
-    be. Not on the loop's thread.
+    """Collect and encode this node's evidence. A worker whose stacks cannot be read writes them when it is ended, if
+    all workers will be. Not on the loop's thread.
 
     Args:
-        facts: the loop's information.
+        facts: the loop's facts.
         context: the node's workers.
-        on_hang: the subsequent action.
+        on_hang: the action that follows.
     """
     from rallypoint.features.hangs.living import notes_of
     from rallypoint.observe.hangs.dumps import recorder_of
@@ -59,20 +58,20 @@ def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
     return encode_evidence(evidence)
 
 
-# The report, on one node
+# Report, on one node
 
 
 _NOT_SHOWN = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
 
 _MAX_TOTAL = 64 * 1024 * 1024
-"""The most bytes kept of the nodes' reports."""
+"""Maximum bytes stored of the nodes' reports."""
 
 
 class HangReporter:
     """Gathers the parts, and creates the report on a separate thread.
 
     Args:
-        send: takes the report, from any thread, and acknowledgements of nodes' parts.
+        send: called on any thread with the report, and with acknowledgements of nodes' parts.
         render: creates the report.
     """
 
@@ -81,12 +80,12 @@ class HangReporter:
         self._render = render or render_report
         self._number = -1
         self._told: dict[str, list[bytes]] = {}
-        """The received parts by node, in order of arrival."""
+        """Received parts by node, in order of arrival."""
         self._complete: set[str] = set()
         self._size = 0
 
     def add(self, message: CollectedPart | CollectionEnded) -> None:
-        """Add a node's part, or note the end of the collection; then create and send the report."""
+        """Add a node's part, or note the end of the collection and then create and send the report."""
         if message.number != self._number:
             self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
         if isinstance(message, CollectionEnded):
@@ -119,12 +118,12 @@ class HangReporter:
 
 
 def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 0) -> str:
-    """The report as text.
+    """Render the report as text.
 
     Args:
-        told: the data of each node, from its `CollectedPart`s.
+        told: each node's data, from its `CollectedPart`s.
         silent: the names of nodes without an answer.
-        more: the number of further such nodes.
+        more: the number of remaining such nodes.
     """
     from rallypoint.observe.hangs.report import report_lines
 
@@ -133,7 +132,7 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 
 
 
 def render_silence(seconds: float, job: str, told: Mapping[str, bytes], silent: Sequence[str], more: int = 0) -> str:
-    """The report in one line, if only that is wanted; `seconds` is the length of the silence."""
+    """Render the report in one line, if nothing more is wanted; `seconds` is the length of the silence."""
     from rallypoint.observe.hangs.report import silence_line
 
     found, missing = _read(told, silent)

@@ -1,7 +1,7 @@
-"""Workers that raised but still run: a line for each, and notes for reports.
+"""Finds workers that raised but are still running: logs a line for each, and writes notes for reports.
 
-Only its peers wait for such a worker: it is in a thread that never ends, in atexit, or in the tear-down of a process
-group. A complete traceback as its last output, or an error file of this start, shows it.
+Only its peers wait for such a worker: it is in a thread that never ends, in atexit, or destroying a process group. A
+complete traceback as its last output, or an error file from this start, shows it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SILENT_FOR = 5.0
-"""Seconds after its last output before a worker counts as one that does not end."""
+"""Seconds after its last output until a worker counts as one that does not end."""
 _UNREAD_FOR = 30.0
-"""Seconds without a reader before a console is worth a line."""
+"""Seconds without a reader until a blocked console is logged."""
 
 
 def raised(context: PContext, local_rank: int) -> tuple[str, float] | None:
-    """The exception that a running worker wrote, and the seconds since then; None without one. Reads files, so not for
-    the loop's thread.
-    """
+    """The exception that a running worker wrote, and the seconds since then; None without one. Reads files, so do not
+    call it on the loop's thread."""
     failure, ago = raised_failure(context, local_rank)
     return None if ago is None or ago < _SILENT_FOR else (first_line(message_and_traceback(failure)[0]), ago)
 
 
 class RaisedWorkers:
-    """Logs such workers of one round, each once. Only `begin_round` is for the loop's thread."""
+    """Logs each such worker of one round once. Only `begin_round` is for the loop's thread."""
 
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
@@ -46,7 +45,7 @@ class RaisedWorkers:
         self._told_of_console = False
 
     def begin_round(self) -> None:
-        """The workers of a round have started."""
+        """Start with a new round's workers."""
         self._context, self._told = self._workers.pcontext, set()
 
     def look(self) -> None:
@@ -67,7 +66,7 @@ class RaisedWorkers:
         self._look_at_console(context)
 
     def _look_at_console(self, context: PContext) -> None:
-        """Log each time a console blocks, once, in our own log, which may go elsewhere."""
+        """Log once each time a console blocks, in our own log, which might go elsewhere."""
         blocked = context.console_blocked_for()
         if blocked < _UNREAD_FOR:
             self._told_of_console = False
@@ -79,9 +78,8 @@ class RaisedWorkers:
 
 
 def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[int]) -> Mapping[int, str]:
-    """Notes about ended workers, and about those of these local ranks that should have ended, by global rank. Not on
-    the loop's thread.
-    """
+    """Notes by global rank about ended workers, and about those with these local ranks that should have ended. Not on
+    the loop's thread."""
     now = time.monotonic()
     ended = ((by_rank.get(rank), context.ended_at(rank)) for rank in context.exit_codes)
     notes = {rank: f"{max(0.0, now - at):.0f} s ago" for rank, at in ended if rank is not None}

@@ -2,9 +2,9 @@
 
 Laws:
 
-1. All evidence about the workers is collected and shown before the agent acts: no worker is ended before that.
-2. The action is this node's own setting, and a hang costs a restart like a failure. The first node to request an action
-   decides for all. Events of other rounds than the running one change nothing.
+1. All evidence about the workers is collected and shown before the agent acts: no worker is ended earlier.
+2. Each node sets its own action, and a hang uses up a restart like a failure. The first node to request an action
+   decides for all. Events of any round but the running one change nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.failures.cause import Ending
 
 
 class OnHang(StrEnum):
-    """The action after a hang has been reported."""
+    """What to do after a hang is reported."""
 
     REPORT = "report"
     RESTART = "restart"
@@ -27,7 +27,7 @@ class OnHang(StrEnum):
 
 
 GRACE = 3
-"""The factor of the timeout until a worker has reported progress twice."""
+"""Factor of the timeout until a worker reports progress twice."""
 _CAUSE = "the job hangs: no rank has shown a sign of life for {:g} s (--hang-timeout)"
 _THEN = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
@@ -40,15 +40,15 @@ class HangRules(NamedTuple):
     """The rules for the coordinator's messages about a hang.
 
     Args:
-        timeout: seconds, for messages; 0 without hang detection, when only the report follows.
-        reaction: this node's action besides reporting.
+        timeout: seconds, for messages; 0 without hang detection: then only the report follows.
+        reaction: what this node does besides reporting.
     """
 
     timeout: float
     reaction: OnHang
 
     def rules(self) -> Rules:
-        """The rules by type of event."""
+        """Rules by event type."""
         return {HangFound: self._on_found, HangReport: self._on_report}
 
     def _on_found(self, status: PolicyState, event: HangFound) -> Decision:

@@ -1,23 +1,23 @@
-"""Tracks how long this node's workers have been inactive, and reports it to the coordinator (`--hang-timeout`; without
-it, `--silence-timeout`).
+"""Tracks how long this node's workers have been inactive, and reports this to the coordinator (`--hang-timeout`;
+without it, `--silence-timeout`).
 
-Signs of activity are: any output of a worker, a call of `notices.progress` (even with the same step), a change of the
+Signs of activity are: any output of a worker, a call of `notices.progress` (even with the same step), a change in the
 progress file, a file that grows like a checkpoint being saved, and the end of a worker. The load of a processor or a
-GPU proves nothing: a worker may spin while it waits for a collective. If only silence is reported, any change of a
-worker's Python calls or their variables is also a sign: it computes something.
+GPU proves nothing, because a worker might spin while it waits for a collective. If only silence is reported, any change
+in a worker's Python calls or their variables is also a sign: it is computing something.
 
 Laws:
 
-1. Log files and the progress file may be on a hung disk: a thread looks at them, and the loop takes its results.
-2. No sign may be missed: a node is quiet only after a look that began after the timeout. A look that has not returned
-   for the length of the timeout counts as having found nothing.
-3. Until a worker has reported progress twice, a round has three times the timeout from its start: the first steps are
-   slow, and a first report may come before them.
-4. Time without looks (a suspended machine) does not count.
+1. Log files and the progress file might be on a hung disk, so a thread checks them, and the loop uses its results.
+2. No sign may be missed: a node is quiet only after a look that began after the timeout. A look that does not return
+   within the timeout counts as having found nothing.
+3. Until a worker reports progress twice, a round gets three times the timeout from its start: the first steps are slow,
+   and a first report can precede them.
+4. Time without looks, as on a suspended machine, does not count.
 5. If the workers' output is not visible and they report no progress, this node is never quiet.
 6. Only changes are reported to the coordinator: quiet, and no longer quiet.
-7. Computing child processes of workers (a compiler, a tokenizer) also count, but for at most three times the timeout
-   after the last sign: they may be ranks of an inner launcher, which spin too.
+7. Workers' computing child processes (a compiler, a tokenizer) also count, but for at most three times the timeout
+   after the last sign: they might be ranks of an inner launcher, which also spin.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _LOOKS = 8
-"""The number of looks within one timeout."""
+"""Number of looks per timeout."""
 _SHORTEST, _LONGEST = 0.05, 15.0
-"""The least and the most seconds between two looks."""
+"""Minimum and maximum seconds between looks."""
 
 
 class Seen(NamedTuple):
-    """The visible traces of the workers."""
+    """Visible traces of the workers."""
 
     output: object
-    """None if it is not visible."""
+    """None if not visible."""
     calls: tuple[Reached | None, ...]
     file: object
     """None without a progress file, or before the first look at it."""
     activity: Activity = Activity()
     python: object = None
-    """Changes with the Python calls of a worker and their variables; None if not examined."""
+    """Changes with a worker's Python calls and their variables; None if not examined."""
 
     @property
     def signs(self) -> object:
-        """A value that changes between two looks if there was a sign of activity."""
+        """A value that differs between two looks if there was a sign of activity."""
         return self.output, self.calls, self.file, self.activity.grown, self.python
 
 
 class RoundSigns:
-    """The activity of one round's workers. All times are in seconds on the monotonic clock."""
+    """Activity of one round's workers. All times are in seconds on the monotonic clock."""
 
     def __init__(
         self, round_: int, look: Callable[[], Seen], timeout: float, now: float, patience: int = GRACE
@@ -75,19 +75,19 @@ class RoundSigns:
         self._look = look
         self._timeout = timeout
         self._patience = patience
-        """The factor of the timeout until the workers report progress."""
+        """Factor of the timeout until the workers report progress."""
         self._started_at = self._sign_at = self._looked_at = now
         self._looking_since: float | None = None
         self._busy_at = -math.inf
-        """When children of workers last computed."""
+        """When the workers' children last computed."""
         self._reported = False
-        """Whether any worker has reported progress."""
+        """Whether any worker reported progress."""
         self._progressed = False
-        """Whether a worker has reported progress again."""
+        """Whether a worker reported progress again."""
         self._seen: Seen | None = None
 
     def look(self, clock: Clock) -> None:
-        """Look once; may hang if the disk does."""
+        """Look once; might hang if the disk does."""
         self._looking_since = clock.monotonic()
         seen, before = self._look(), self._seen
         now = clock.monotonic()
@@ -106,7 +106,7 @@ class RoundSigns:
         self._sign_at = now
 
     def skip(self, seconds: float, now: float) -> None:
-        """Do not count this many seconds without looks, unless the thread has found a sign."""
+        """Do not count this many seconds without looks, unless the thread found a sign."""
         self._started_at = min(self._started_at + seconds, now)
         self._sign_at = min(self._sign_at + seconds, now)
 
@@ -130,8 +130,8 @@ class HangWatch(Source):
 
     Args:
         timeout: seconds of inactivity after which this node is quiet.
-        workers: the workers of this node.
-        reports_only: whether only a log line follows: then running Python code is also a sign, and the start gets no
+        workers: this node's workers.
+        reports_only: whether only a log line follows. Then running Python code is also a sign, and the start gets no
             extra time.
         clock: CLOCK_MONOTONIC, except in tests.
     """
@@ -156,7 +156,7 @@ class HangWatch(Source):
         self._warned = False
 
     def begin_round(self, round_: int) -> None:
-        """The workers of a round have been started."""
+        """Start to watch a round's workers, which have been started."""
         now = self._clock.monotonic()
         patience = 1 if self._reports_only else GRACE
         self._signs = RoundSigns(round_, self._looker(), self._timeout, now, patience)
@@ -169,15 +169,15 @@ class HangWatch(Source):
             self._thread = start_thread(self._run, "rallypoint-hangs")
 
     def end_round(self) -> None:
-        """The workers are about to stop: expect no more signs. Idempotent."""
+        """Stop watching: the workers are about to stop. Idempotent."""
         self._signs, self._step_at = None, math.inf
 
     def close(self) -> None:
-        """The run has ended. Idempotent; does not wait for a disk that may hang."""
+        """Close at the end of the run. Idempotent; does not wait for a disk that might hang."""
         self.end_round()
         self._ending.set()
 
-    # For the loop
+    # Interface to the loop
 
     def wake_at(self) -> float:
         return self._step_at
@@ -202,14 +202,14 @@ class HangWatch(Source):
             self._quiet = quiet
             self._workers.rendezvous.send(ReportQuiet(signs.round, quiet))
 
-    # Inside
+    # Internals
 
     def _looker(self) -> Callable[[], Seen]:
-        """Return the function that looks at the workers of this round, on the thread."""
+        """Return the function that looks at this round's workers, on the thread."""
         workers, group = self._workers, self._workers.group
         context, folder, ranks = workers.pcontext, group.notices, len(group.workers)
         marks = None if context is None else context.output_marks()
-        pids = dict if context is None else context.program_pids  # which may start after its worker
+        pids = dict if context is None else context.program_pids  # which can start later than its worker
         probe = ActivityProbe(pids().values())
         if marks is None and not self._reports_only:
             self._warn_blind()
@@ -247,9 +247,8 @@ class HangWatch(Source):
 
 
 def _python_marks(pids: Collection[int]) -> tuple[object, ...]:
-    """A value for each process that changes with its main thread's Python calls, or with all threads' if the main
-    thread waits for others; for an unreadable process, with its processor time.
-    """
+    """A value per process that changes with its main thread's Python calls, or with all threads' if the main thread is
+    waiting for others; for an unreadable process, with its processor time."""
     from rallypoint.base.python_memory import Unreadable, read_python
 
     marks: list[object] = []
@@ -265,6 +264,6 @@ def _python_marks(pids: Collection[int]) -> tuple[object, ...]:
 
 
 _WAITING = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
-"""Places of a main thread that leaves the work to other threads."""
+"""Places where a main thread waits for other threads to do the work."""
 _NOTICED = 100
-"""Ticks of processor time (a second) that count as activity of an unreadable program."""
+"""Ticks of processor time (a second) that count as activity in an unreadable program."""

@@ -1,1 +1,1 @@
-"""The agent's part of workers that continue in their processes (`rallypoint.inprocess`)."""
+"""The agent's side of workers that continue in their processes (`rallypoint.inprocess`)."""

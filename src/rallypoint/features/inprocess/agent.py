@@ -1,23 +1,23 @@
 """Workers of this node that keep their processes when a round ends (`rallypoint.inprocess`).
 
-Imported when a worker may have announced this. In each round:
+Imported when a worker might have announced this. In each round:
 
     begin_release      the round has ended: workers leave it if they can, the others end (`workers/stop.py`)
     (a Preparation)    they wait; if not all workers of the job can, they are ended before the new ones start
-    enter              a context of the new round takes them over, and they are notified
+    enter              the new round's context takes them over, and they are notified
 
 Laws:
 
-1. A worker keeps its process only if a worker of each local rank of its node has announced itself in this run:
-   otherwise all workers of the job are restarted anyway, and none is asked to leave.
-2. A worker that dies while it waits is restarted, and does not count as a failure in any round.
+1. A worker keeps its process only if a worker with each local rank on its node announced itself in this run: otherwise
+   all workers of the job are restarted anyway, and none is asked to leave.
+2. A worker that dies while waiting is restarted, and does not count as a failure in any round.
 3. Its leftover processes are ended before another worker starts in its place.
-4. A program whose process cannot enter another round is not tried again. If a library keeps the previous round's world,
-   such as a singleton in accelerate, the function of each survivor fails at once:
+4. A program whose process cannot enter another round is not tried again. If a library remembers the previous round's
+   world, as a singleton in accelerate does, each survivor's function fails at once:
        1. rank 0 is killed; rank 1 survives, and fails at the first line of its next round, which is a failure like any
           other;
        2. now rank 0, which was new, would survive and fail, and so on, until no restart is left.
-   So the first such failure disables this for the run: all workers of the job are new in each further round.
+   So the first such failure disables this for the run: all workers of the job are new in each later round.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _ENTRY_SECONDS = 10.0
-"""Seconds from the start of a round within which a survivor's failure counts as a failed entry. Two of them pass while
-it waits to see whether the failure is a consequence of another one (`inprocess.rounds`).
-"""
+"""Seconds from a round's start within which a survivor's failure counts as a failed entry. Two of them pass while it
+waits to see whether the failure is a consequence of another one (`inprocess.rounds`)."""
 _FROM_OUTSIDE = frozenset((SIGHUP, SIGINT, SIGKILL, SIGTERM))
-"""Signals that end a worker from outside, which are not its fault."""
+"""Signals that end a worker from outside, and are not its fault."""
 
 
 class InProcess(Feature):
-    """Lets workers of one agent continue in their processes, once one has announced that it can."""
+    """Lets one agent's workers continue in their processes, once a worker announces that it can."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -74,11 +73,11 @@ class InProcess(Feature):
 
 
 class HeldWorkers(Preparation):
-    """The workers of one agent that keep their processes; a `Preparation` of each round.
+    """One agent's workers that keep their processes; a `Preparation` of each round.
 
     Args:
         group: all workers of the agent.
-        grace: the time for workers to end.
+        grace: how much time workers get to end.
         possible: whether any of them can keep its process.
     """
 
@@ -88,12 +87,12 @@ class HeldWorkers(Preparation):
         self._possible = possible
         self._announced: set[int] = set()
         self._context: PContext | None = None
-        """The context of the previous round, while some of its workers wait."""
+        """The previous round's context, while some of its workers are waiting."""
 
     def all_announced(self) -> bool:
-        """Whether a worker of each local rank has announced itself in this run.
+        """Whether a worker with each local rank announced itself in this run.
 
-        Call this before workers are stopped, since the files of ended workers are then removed.
+        Call this before workers are stopped, because ended workers' files are then removed.
         """
         if not self._possible:
             return False
@@ -101,7 +100,7 @@ class HeldWorkers(Preparation):
         return self._announced.issuperset(range(self._group.spec.local_world_size))
 
     def note_failures(self, failures: Mapping[int, ProcessFailure], seconds: float, *, progress: bool) -> None:
-        """Workers have failed: check whether one could not enter another round in its process.
+        """Check whether a failed worker could not enter another round in its process.
 
         Args:
             failures: the failures by local rank.
@@ -124,7 +123,7 @@ class HeldWorkers(Preparation):
         """Import the modules for the end of a round now, while nothing waits for them."""
         import rallypoint.base.inotify  # noqa: F401
 
-    # The end of a round
+    # End of a round
 
     def begin_release(
         self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
@@ -132,7 +131,7 @@ class HeldWorkers(Preparation):
         """Let workers leave their round if they can, and end the others; see `PContext.begin_close`.
 
         Returns:
-            The stop, which may be done already, if the workers have left their round. None without one.
+            The stop, which may already be complete if the workers left their round. None without one.
         """
         if context is self._context:  # the round ended before it began here
             return context.stopping
@@ -147,7 +146,7 @@ class HeldWorkers(Preparation):
     # While they wait
 
     def begin(self, group: WorkerGroup) -> None:
-        """The node has entered a round."""
+        """Begin a round that the node entered."""
         context = self._context
         if context is None or not context.held or group.placement is None or not group.placement.restart_workers:
             return
@@ -163,15 +162,15 @@ class HeldWorkers(Preparation):
         return stop is not None and not stop.done
 
     def cancel(self) -> None:
-        """Do nothing: a begun stop continues."""
+        """Do nothing: a stop in progress continues."""
 
     def close(self) -> None:
         self._context = None
 
-    # The next round
+    # Next round
 
     def enter(self, context: PContext) -> tuple[int, ...]:
-        """Let the waiting workers enter the round of a context that has not started yet and takes them over.
+        """Let the waiting workers enter the round of a context that has not started yet, which takes them over.
 
         Returns:
             Their local ranks.

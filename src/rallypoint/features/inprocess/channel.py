@@ -1,6 +1,6 @@
 """The agent's side of the channel to workers that continue in the next round (`rallypoint.inprocess`).
 
-The channel is the notice directory, with these files for the worker of each local rank:
+The channel is the notice directory, with these files for the worker with each local rank:
 
     inprocess.<rank>     a FIFO, made and read by the worker: it can continue. Lines: `leave <round>`, `enter <round>`,
                          and `rank <rank>` to a standby worker, whose FIFO is then renamed
@@ -10,8 +10,8 @@ The channel is the notice directory, with these files for the worker of each loc
 
 Laws:
 
-1. The files are only hints: a worker counts as ready to continue only while its process runs, and the waiting stop ends
-   one that does not answer. Files in a folder that is not private are ignored.
+1. The files are only hints: a worker counts as ready to continue only while its process is running, and the waiting
+   stop ends one that does not answer. Files in a folder that is not private are ignored.
 2. Nothing here waits for a worker or a full pipe.
 """
 
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 POLL = 0.05
-"""Seconds between looks at the folder if inotify is not available."""
+"""Seconds between looks at the folder if inotify is unavailable."""
 
 
 class WorkerChannel:
-    """The channel of all workers of one node.
+    """The channel to all of one node's workers.
 
     Args:
-        folder: the path of the directory; empty for none.
+        folder: the directory's path; empty for none.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def announced(self) -> set[int]:
-        """Local ranks whose present or earlier worker has announced that it can continue."""
+        """Local ranks whose current or earlier worker announced that it can continue."""
         return {rank for rank, rest in self._entries(FIFO_PREFIX) if not rest}
 
     def left(self, round_: int) -> set[int]:
-        """Local ranks of the workers that have left this round."""
+        """Local ranks of the workers that left this round."""
         return {rank for rank, rest in self._entries(LEFT_PREFIX) if rest == str(round_)}
 
     def prepared(self) -> set[int]:
-        """Local ranks whose worker has prepared its function."""
+        """Local ranks whose workers prepared their functions."""
         return {rank for rank, rest in self._entries(PREPARED_PREFIX) if not rest}
 
     def become(self, place: int, rank: int) -> bool:
-        """Give a standby worker a local rank instead of its placeholder number. Returns whether this succeeded."""
+        """Assign a standby worker a local rank in place of its temporary number. Returns whether this succeeded."""
         if not self._send(place, f"rank {rank}\n"):
             return False
         try:
@@ -69,16 +69,16 @@ class WorkerChannel:
         return True
 
     def leave(self, rank: int, round_: int) -> bool:
-        """Tell a worker that this round has ended; returns whether there is a reader."""
+        """Tell a worker that this round ended. Returns whether the worker is reading."""
         return self._send(rank, f"leave {round_}\n")
 
     def enter(self, rank: int, round_: int, environment: Mapping[str, str | None]) -> bool:
-        """Tell a worker that a round begins; returns whether there is a reader.
+        """Tell a worker that a round begins. Returns whether the worker is reading.
 
         Args:
             rank: its local rank.
             round_: the round.
-            environment: the variables that the agent sets; None for one that it no longer sets.
+            environment: the variables that the agent sets; None for a variable that it no longer sets.
         """
         if not self.folder:
             return False
@@ -87,8 +87,8 @@ class WorkerChannel:
         path = os.path.join(self.folder, f"{ROUND_PREFIX}{rank}.json")
         try:
             make_private(self.folder)
-            # ext4 writes a file to the disk before it replaces another: up to 0.8 s in every hundredth round, while
-            # others write. Nobody reads the old file any more, so delete it first.
+            # Delete the old file first, since nobody reads it any more: ext4 writes a file to the disk before it
+            # replaces another, which takes up to 0.8 s in every hundredth round, while others write.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             replace_file(path, json.dumps({"round": round_, "environment": dict(environment)}).encode())
@@ -98,13 +98,13 @@ class WorkerChannel:
         return self._send(rank, f"enter {round_}\n")
 
     def remove(self, ranks: Collection[int]) -> None:
-        """Remove all files by and for workers of these local ranks."""
+        """Remove all files written by or for workers with these local ranks."""
         for prefix in (FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX, PROGRESS_PREFIX, ACK_PREFIX):
             for name in self._names(prefix, ranks):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self.folder, name))
 
-    # Inside
+    # Internals
 
     def _send(self, rank: int, line: str) -> bool:
         path = os.path.join(self.folder, f"{FIFO_PREFIX}{rank}")
@@ -112,7 +112,7 @@ class WorkerChannel:
             return False
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # no reader: the process has ended or can no longer continue
+        except OSError:  # no reader: the process ended or can no longer continue
             return False
         try:
             return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, line.encode()) == len(line)
@@ -139,13 +139,13 @@ class WorkerChannel:
 
 
 class ReleasedWorkers:
-    """A request to workers to leave a round: which of them have received it, and which have left. The `LeavingWorkers`
+    """Asks workers to leave a round, and tracks which of them received the request and which left. The `LeavingWorkers`
     of a stop.
 
     Args:
         channel: the channel to them.
         ranks: the local ranks to ask.
-        round_: the round that has ended.
+        round_: the round that ended.
     """
 
     def __init__(self, channel: WorkerChannel, ranks: Iterable[int], round_: int) -> None:
@@ -159,11 +159,11 @@ class ReleasedWorkers:
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether no descriptor shows that a worker has left."""
+        """Whether no descriptor shows when workers leave."""
         return self._news is None
 
     def left(self) -> set[int]:
-        """The notified workers that have left the round."""
+        """Notified workers that left the round."""
         if self._news is not None:
             self._news.changed()
         return self._channel.left(self._round) & self.told

@@ -1,1 +1,1 @@
-"""The preemption of a whole job: its workers save, then it ends, and the scheduler may start it again."""
+"""Preempts a whole job: its workers save, then it ends, and the scheduler may start it again."""

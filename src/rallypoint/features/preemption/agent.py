@@ -1,6 +1,6 @@
 """Notifies one node that its whole job will be preempted: by a signal, or at the end of its time limit.
 
-How long the workers have to save then:
+Time that workers then have to save:
 
     after a signal           `notice_timeout` of --rdzv-conf, or 60 s; of a job whose end is known, what is left at most
     before the job's end     all that is left, or `notice_timeout` if that is less
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from rallypoint.workers.context import ProcessOptions
 
 DEFAULT_NOTICE = 60.0
-"""Seconds for workers after a signal, unless `notice_timeout` is set."""
+"""Seconds that workers have after a signal, unless `notice_timeout` is set."""
 _MARGIN = 5.0
-"""Seconds for the stop of workers besides their grace period: for stacks, sweep, verdict and requeue."""
+"""Seconds to stop workers besides their grace period: for stacks, sweep, verdict and requeue."""
 
 
 class WholeJobPreemption(Feature):
-    """The preemption of one node's job. A node without its own options follows others that have them."""
+    """Preempts one node's job. A node without these options follows others that have them."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -77,7 +77,7 @@ class WholeJobPreemption(Feature):
         return PreemptionRequested(seconds, f"received {signal_name(number)}")
 
     def notice(self, left: float) -> float:
-        """Seconds for workers to save when `left` seconds remain of the job's time."""
+        """Seconds that workers have to save when `left` seconds of the job's time remain."""
         seconds = round(max(0.0, left - min(self._stop, left / 2)), 1)
         return min(seconds, self._notice_timeout or math.inf)
 

@@ -1,4 +1,4 @@
-"""Commands of a scheduler: bounded in time, and immune to its signals to all processes of a job."""
+"""Runs a scheduler's commands with a time limit, immune to its signals to all processes of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 _KILLED = 1.0
-"""Seconds for a command to end after SIGKILL; one that hangs in the kernel does not."""
+"""Seconds for a command to end after SIGKILL; a command that hangs in the kernel does not."""
 _SENT_TO_ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
 
 
@@ -17,7 +17,7 @@ class SchedulerCommand:
     """A running command, immune to a scheduler's signals to all processes of its job.
 
     Raises:
-        OSError: it cannot start.
+        OSError: the command cannot start.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
-"""The end of the job's time limit, and the source that reports it.
+"""Finds and reports the end of the job's time limit.
 
-Slurm sets `SLURM_JOB_END_TIME`, but not in older versions; no other scheduler has a variable for it. So the scheduler
-is asked (`limits`) once the job runs, and always again before any action, since an operator may have extended the time.
-The end is a wall-clock time, and compared with this host's clock. Only the node of group rank 0 watches it, or every
-node before the first round.
+Only newer versions of Slurm set `SLURM_JOB_END_TIME`; no other scheduler sets such a variable. So the agent asks the
+scheduler (`limits`) once the job is running, and again before any action, since an operator might have extended the
+time. The end is a wall-clock time, compared with this host's clock. Only the node with group rank 0 watches it; before
+the first round, every node does.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ANSWER_TIMEOUT = 10.0
 _ANSWER_HOLDS = 60.0
 """Seconds for which an answer is valid."""
 _LOOK_EVERY = 60.0
-"""Seconds between looks at the wall clock, which may be set."""
+"""Seconds between looks at the wall clock, which can be changed."""
 _INEXACT = 60.0
-"""Seconds by which answers about the same end may differ: LSF counts minutes."""
+"""Seconds by which answers about the same end can differ: LSF counts minutes."""
 
 
 def end_time(environ: Mapping[str, str], now: float) -> float | None:
-    """The end of the job from the environment, in epoch seconds; None if missing or impossible.
+    """Read the job's end from the environment, in epoch seconds; None if missing or impossible.
 
     Args:
         environ: this process's environment.
@@ -45,13 +45,13 @@ def end_time(environ: Mapping[str, str], now: float) -> float | None:
 
 
 class JobDeadline(Source):
-    """Waits for the time before the job's end, and reports it once. A thread asks the scheduler, which may hang.
+    """Waits until shortly before the job's end, and reports it once. A thread asks the scheduler, which might hang.
 
     Args:
         before_end: seconds before the job's end.
-        notice: returns the workers' seconds for the remaining seconds.
-        leads: returns whether this node watches the end.
-        post: takes the event.
+        notice: maps the remaining seconds to the workers' seconds.
+        leads: returns whether this node watches the job's end.
+        post: called with the event.
         environ: this process's environment.
         clock: the loop's clock.
         wall: returns epoch seconds.
@@ -84,7 +84,7 @@ class JobDeadline(Source):
         self._asked_at = -math.inf
         self._ask_at = clock.monotonic() + _FIRST_ASKED
         self._over = False
-        """Whether there is nothing left to wait for."""
+        """Whether nothing is left to wait for."""
         if self._end is None and self._scheduler is None:
             self._unknown(f"{END_TIME} is not set, and this is not a job of Slurm, PBS, LSF or Flux")
 
@@ -119,14 +119,14 @@ class JobDeadline(Source):
             self._report(self._end - self._wall())
 
     def close(self) -> None:
-        """The run has ended."""
+        """Close at the end of the run."""
         self._over = True
         self._drop_query()
         if self._query is not None:
             self._query.close()
             self._query = None
 
-    # Inside
+    # Internals
 
     def _due_in(self) -> float:
         assert self._end is not None, "only a known end is waited for"
@@ -139,7 +139,7 @@ class JobDeadline(Source):
             log.warning("the end of %s is unknown: this machine allows no more threads", self._job)
 
     def _ask_scheduler(self) -> list[str]:
-        """The scheduler's answer, or a sentence about a failure. On a thread."""
+        """Return the scheduler's answer, or a sentence about a failure. On a thread."""
         scheduler = self._scheduler
         assert scheduler is not None, "only a scheduler that is known is asked"
         words = scheduler.command(scheduler.job(self._environ))
@@ -162,7 +162,7 @@ class JobDeadline(Source):
             command.kill()
 
     def _take(self, said: Sequence[str]) -> None:
-        """Take the scheduler's output."""
+        """Process the scheduler's output."""
         assert self._scheduler is not None, "only a scheduler that is known answers"
         end = self._scheduler.read(said, self._wall())
         if end == math.inf:

@@ -1,4 +1,4 @@
-"""The schedulers that know the end of the job's time limit, and their answers.
+"""Schedulers that know when the job's time limit ends, and their answers.
 
     Slurm    squeue --format=%e, in epoch seconds (`SLURM_TIME_FORMAT`), or NONE
     Flux     flux job timeleft: seconds; 4294967295 without a limit
@@ -8,7 +8,7 @@
     LSF      bjobs -o time_left: "HOURS:MINUTES L"; E and X stand for estimates, which end no job
              https://www.ibm.com/docs/en/SSWRJV_10.1.0/lsf_command_ref/bjobs.__w__l.1.html
 
-All but Slurm's follow documents, and were not run. A scheduler's output is foreign text.
+All but Slurm's are based on documentation, and were never run. A scheduler's output is foreign text.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.light_typing import NamedTuple
 
 _LONGEST = 10 * 366 * 86400.0
-"""Seconds from now; a later end of a job is not believed."""
+"""Seconds from now; a job end later than this is not believed."""
 
 
 class Scheduler(NamedTuple):
     """A scheduler: the name of its job, the command and variables for the query, and the reader of the answer, which
     returns epoch seconds, infinity without a limit, or None if unknown. `instead` is another way to get a signal before
-    the end.
-    """
+    the end."""
 
     title: str
     job: Callable[[Mapping[str, str]], str]
@@ -39,9 +38,9 @@ class Scheduler(NamedTuple):
 
 
 def job_name(environ: Mapping[str, str]) -> str:
-    """The job of this process in Slurm's commands: its number, or array and task; empty for none.
+    """This process's job in Slurm's commands: its number, or array and task; empty for none.
 
-    The number of a task may be that of its whole array.
+    A task's number might be that of its whole array.
     """
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
@@ -124,7 +123,7 @@ def _read_bjobs(lines: Sequence[str], now: float) -> float | None:
 
 
 SCHEDULERS = (
-    Scheduler(  # before Slurm and LSF, of which an instance of it may be a job
+    Scheduler(  # before Slurm and LSF, of which a Flux instance can be a job
         "Flux",
         _flux_job,
         lambda job: ["flux", "job", "timeleft", job],
@@ -151,7 +150,7 @@ SCHEDULERS = (
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
-    """The scheduler that started this process, if it can be asked."""
+    """The scheduler that started this process, if it can be queried."""
     return next((scheduler for scheduler in SCHEDULERS if scheduler.job(environ)), None)
 
 
@@ -163,7 +162,7 @@ _REQUEUED_BY = {
 
 
 def why_no_requeue(environ: Mapping[str, str]) -> str:
-    """A sentence that this is no Slurm job, with an alternative to `--requeue`."""
+    """Explain that this is not a Slurm job, with an alternative to `--requeue`."""
     scheduler = scheduler_of(environ)
     title = "" if scheduler is None else scheduler.title
     instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; remove it")

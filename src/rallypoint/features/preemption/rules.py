@@ -1,16 +1,17 @@
-"""A node's rules for the preemption of the whole job: its workers save, then it ends. Pure.
+"""A node's rules when the whole job is preempted: its workers save, then it ends. Pure.
 
 Laws:
 
 1. A notified node informs the coordinator, and notifies its own workers at once; the coordinator informs the other
    nodes.
-2. From then on, only the verdict ends the job: changes of membership do not, and no failure restarts it.
-3. A notified node ends as preempted, whatever happens to the control plane. If no verdict has arrived some time after
-   the workers' deadline, none will.
-4. Workers that acknowledged have saved but not finished, whatever their exit code; those that succeed without
+2. From then on, only the verdict ends the job: membership changes do not, and no failure restarts it.
+3. A notified node ends as preempted, whatever happens to the control plane. If no verdict arrives soon after the
+   workers' deadline, none will.
+4. Workers that acknowledged have saved but not finished, whatever their exit code; workers that succeed without
    acknowledging are done.
-5. No more workers start: a node with a place in a round that it has not begun consents at once.
-6. SIGTERM means that the time is up. The node then ends without a requeue: the user may have cancelled the job.
+5. No more workers start: a node with a place in a round that it has not started consents at once.
+6. SIGTERM means that the time is up. The node then ends without a requeue, because the user might have cancelled the
+   job.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ from rallypoint.failures.cause import Ending
 from rallypoint.notices import PREEMPTION
 
 NOTED = "preemption"
-"""The key in `PolicyState.noted` of the notified node, and how it was notified."""
+"""Key in `PolicyState.noted` of the notified node, and how it was notified."""
 _VERDICT_COMES = 5.0
-"""Seconds for the verdict after the workers' deadline. It takes a moment, or a lease if a node or the control plane was
-lost.
-"""
+"""Seconds for the verdict to arrive after the workers' deadline. It takes a moment, or a lease if a node or the control
+plane was lost."""
 _WITHOUT_WORKERS = frozenset({Phase.FORMING, Phase.CHECKING})
 
 
@@ -70,12 +70,12 @@ def _note(status: PolicyState, text: str) -> PolicyState:
 
 
 def _consent(status: PolicyState) -> Drain:
-    """This node's consent to a graceful end of the round."""
+    """This node's consent to end the round cleanly."""
     return Drain(status.round, needs_consent=True)
 
 
 def _on_preemption_requested(status: PolicyState, event: PreemptionRequested) -> Decision:
-    """This node was notified that the whole job will be preempted."""
+    """Handle a notice to this node that the whole job will be preempted."""
     if NOTED in status.noted or status.phase in LEAVES:
         return status, ()
     status = _note(status, f"this node {event.why}")
@@ -88,11 +88,11 @@ def _on_preemption_requested(status: PolicyState, event: PreemptionRequested) ->
 
 
 def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decision | None:
-    """A node, perhaps this one, was notified that the whole job will be preempted."""
+    """Handle a notice to a node, perhaps this one, that the whole job will be preempted."""
     if not event.whole_job:  # one node leaves, which no longer matters once the whole job ends
         return (status, ()) if NOTED in status.noted else None
-    if status.phase in _WITHOUT_WORKERS:  # it will never start the workers of its round
-        line = warning(f"{event.node} {event.why}: the job is preempted; no workers are running here")
+    if status.phase in _WITHOUT_WORKERS:  # the node will never start its round's workers
+        line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
         forming = _note(status, f"{event.node} {event.why}")._replace(pending_placement=None)
         return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
     if status.phase not in STARTED or event.round != status.round:
@@ -180,7 +180,7 @@ def _ignore(status: PolicyState, _event: steps.Event) -> Decision:
 
 
 def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision | None:
-    """The job ends, and this node, which knew of no preemption, must requeue it."""
+    """Requeue the ending job if this node must do so and knew of no preemption."""
     if not event.is_delegate:
         return None
     return end(

@@ -1,9 +1,9 @@
-"""The requeue of a Slurm job.
+"""Requeues a Slurm job.
 
-The node named in the verdict requeues the job, in parallel with the stop of its workers. Slurm ends the job's step
-after a requeue; `srun --kill-on-bad-exit` ends it when the first other node exits with the code of a preempted job. All
-processes of the step then get SIGTERM, which must not kill the request: it is blocked in `scontrol`, and the agent does
-not pass it on.
+The node named in the verdict requeues the job while it stops its workers. Slurm ends the job's step after a requeue;
+`srun --kill-on-bad-exit` ends it when the first other node exits with a preempted job's code. All processes of the step
+then get SIGTERM, which must not kill the request: `scontrol` runs with the signal blocked, and the agent does not
+forward it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from rallypoint.features.preemption.limits import job_name
 log = get_logger(__name__)
 
 _REQUEUE_TIMEOUT = 20.0
-"""Seconds for `scontrol`, in parallel with the stop of the workers; it takes a hundredth of a second unless the
-cluster's controller is away.
-"""
+"""Seconds for `scontrol`, which runs while the workers stop; it takes a hundredth of a second unless the cluster's
+controller is away."""
 REQUEST = """case "$(squeue --noheader --jobs="$1" --format=%T 2>/dev/null)" in
 COMPLETING*) echo "it is ending already, cancelled or requeued by somebody else"; exit 1 ;;
 esac
 exec scontrol requeue "$1"
 """
-"""Checks the state first: `scontrol` would bring back a job that was just cancelled."""
+"""Checks the state first: `scontrol` would revive a job that was just cancelled."""
 
 
 def times_requeued(environ: Mapping[str, str]) -> int:
-    """How often Slurm has started the job again, for any reason."""
+    """How often Slurm restarted the job, for any reason."""
     text = environ.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isdecimal() and text.isascii() else 0
 
@@ -60,7 +59,7 @@ class SlurmRequeue:
             self._failed(f"the request failed: {error.strerror}")
 
     def finish(self) -> str:
-        """Wait for the answer, and return it in words."""
+        """Wait for the answer, and describe it."""
         request, self._request = self._request, None
         if request is not None:
             code, lines = request.answer(_REQUEUE_TIMEOUT)

@@ -1,4 +1,4 @@
-"""`--preflight`: the checks of this node before it joins. Imported only on request."""
+"""Checks this node before it joins (`--preflight`). Imported only on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_node(mode: str, log_dir: str, workers: int, parameters: RendezvousPara
         parameters: the rendezvous parameters.
 
     Raises:
-        PreflightError: a check failed, and `--preflight` requires all to pass.
+        PreflightError: a check failed, and `--preflight` requires that all pass.
         UserError: `--preflight` is not a known mode.
     """
     if mode not in (WARN, REQUIRE):
@@ -50,10 +50,10 @@ def admit_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
 
 
 def await_log_dir(log_dir: str, mode: str) -> None:
-    """Check that the folder answers, before a call that could block forever.
+    """Check that the folder responds, before a call that could block forever.
 
     Raises:
-        PreflightError: it does not answer, and `mode` requires it.
+        PreflightError: the folder does not respond, and `mode` requires it.
     """
     results = run_checks(CheckInputs(log_dir), checks=(LOG_SPACE,))
     if results == LOG_SPACE.for_all_names(LOG_SPACE.silence):
@@ -61,12 +61,12 @@ def await_log_dir(log_dir: str, mode: str) -> None:
 
 
 def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
-    """The inputs of the checks for this rendezvous; `log_dir` is empty if logs go to the temporary folder.
+    """Collect the checks' inputs for this rendezvous; `log_dir` is empty if logs go to the temporary folder.
 
     Raises:
         UserError: the endpoint or an option of the backend cannot work.
     """
-    places = [endpoint for endpoint in _endpoints(parameters) if endpoint.port]  # without one, no other node joins
+    places = [endpoint for endpoint in _endpoints(parameters) if endpoint.port]  # without a port, no other node joins
     ask = partial(coordinators, parameters) if places and parameters.backend in BACKENDS else None
     return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
 

@@ -2,9 +2,9 @@
 
 Laws:
 
-1. It is done only in the job's first round, which all nodes recognize by its number: a later node would dial nodes that
-   are finished with it. If that round ends early, it is skipped.
-2. Every node listens before others can know its address, until it has the result or its round has ended.
+1. The mesh runs only in the job's first round, which all nodes recognize by its number: a later node would dial nodes
+   that are finished with it. If that round ends early, the mesh is skipped.
+2. Every node listens before others can know its address, and until it has the result or its round ends.
 3. All nodes get the same result (`clusters.preflight.mesh`) through the round's worker store. If all nodes must be
    reached, group rank 0 reports the failure, and the others wait for the verdict.
 """
@@ -50,15 +50,14 @@ from rallypoint.features.round_setup import (
 log = get_logger(__name__)
 
 _FINDINGS, _LINES = 10.0, 20.0
-"""Seconds that group rank 0 waits for the others' findings after the time for dialling; and seconds that these wait for
-its summary.
-"""
+"""Seconds that group rank 0 waits for the other nodes' findings after the time for dialing, and that these wait for its
+summary."""
 _VERDICT = 30.0
-"""Seconds that a node waits for the job's verdict before it reports the failure of the mesh itself."""
+"""Seconds that a node waits for the job's verdict before it reports the mesh failure itself."""
 
 
 class Mesh(Feature):
-    """Lets one agent dial the others. If this is required and impossible, the agent does not start."""
+    """Lets one agent dial the others. If dialing is required and impossible, the agent does not start."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -76,7 +75,7 @@ class Mesh(Feature):
 
 
 class MeshDialer(PeerUser, SetupStep):
-    """Dials other nodes once it has their records: a user of the exchange, and the step after it.
+    """Dials other nodes once it has their records: a user of the exchange, and the step that follows it.
 
     Args:
         mode: `WARN` or `REQUIRE`.
@@ -87,7 +86,7 @@ class MeshDialer(PeerUser, SetupStep):
     def __init__(self, mode: str) -> None:
         self._required = mode == REQUIRE
         self._listeners: dict[RoundInSetup, MeshListener] = {}
-        """The listeners for nodes that dial this one, by round: an earlier round's thread may still ask."""
+        """Listeners for nodes that dial this one, by round: an earlier round's thread might still ask."""
 
     # For the exchange
 
@@ -127,7 +126,7 @@ class MeshDialer(PeerUser, SetupStep):
         self._judge(round_, lines, total)
 
     def missed(self, round_: RoundInSetup, why: str) -> None:
-        """The records or the findings have not arrived."""
+        """Handle records or findings that did not arrive."""
         if self._required:
             raise Unprepared(why, ends_job=True)
         if round_.records:
@@ -140,7 +139,7 @@ class MeshDialer(PeerUser, SetupStep):
         return f"{socket.gethostname()} cannot exchange its results over the worker store at {where}: {why}"
 
     def take(self, round_: RoundInSetup) -> None:
-        """Do nothing: the thread has logged the findings."""
+        """Do nothing: the thread already logged the findings."""
 
     def close(self) -> None:
         """Do nothing: each round closes its listener."""
@@ -149,8 +148,8 @@ class MeshDialer(PeerUser, SetupStep):
         """Dial the other nodes, and exchange the findings.
 
         Returns:
-            The first lines about nodes that do not reach each other, the same on all nodes, and the number of all
-                lines.
+            The first lines about nodes that cannot reach each other, the same on all nodes, and the total number of
+            lines.
         """
         began = round_.clock.monotonic()
         place, own, store = round_.place, round_.records[round_.place.group_rank], round_.store
@@ -183,7 +182,7 @@ class MeshDialer(PeerUser, SetupStep):
         return lines, total
 
     def _judge(self, round_: RoundInSetup, lines: Sequence[MeshLine], total: int) -> None:
-        """Judge the result of dialling."""
+        """Judge the result of dialing."""
         rank = round_.place.group_rank
         for line in lines:
             if is_logged_by(line, rank) and not (self._required and rank == 0 and line is lines[0]):
@@ -201,10 +200,10 @@ class MeshDialer(PeerUser, SetupStep):
 
 
 def _findings(round_: RoundInSetup, absent: Collection[int]) -> Mapping[int, Finding]:
-    """The findings of all nodes except absent ones that arrive in time."""
+    """Findings that arrive in time from all nodes except absent ones."""
     count, store = round_.place.group_world_size, round_.store
     keys = {rank: round_.key(f"mesh/{rank}") for rank in range(count) if rank not in absent}
-    with suppress(Exception):  # missing ones are seen below
+    with suppress(Exception):  # missing findings are handled below
         round_.wait(list(keys.values()))
     found = [rank for rank in keys if store.check([keys[rank]])]
     values = store.multi_get([keys[rank] for rank in found])

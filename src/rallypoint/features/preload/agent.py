@@ -1,4 +1,4 @@
-"""Forks workers from a process that has imported slow modules (`--preload` and `--standby`)."""
+"""Forks workers from a process that imported slow modules (`--preload` and `--standby`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class Preload(Feature, Preparation):
-    """The preloading of one agent. Workers to be forked wait until everything is imported."""
+    """One agent's preloading. Workers to be forked wait until everything is imported."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -34,14 +34,14 @@ class Preload(Feature, Preparation):
 
     @property
     def early_readers(self) -> Collection[str]:
-        """The known modules that read a per-worker variable during import."""
+        """Known modules that read a per-worker variable while being imported."""
         return () if self._manager is None else self._manager.read_too_early
 
     def preparations(self) -> Iterable[Preparation]:
         return (self,)
 
     def prepare(self) -> None:
-        """Begin to import, with the variables common to all workers."""
+        """Start to import, with the variables shared by all workers."""
         workers, spec = self.workers, self.workers.group.spec
         if not isinstance(spec.entrypoint, str):
             log.warning("Workers start without preloading: they are functions, but --preload works only for scripts")

@@ -1,19 +1,19 @@
-"""Preloading for one agent: keeps one zygote at a time, and decides whether a worker is forked from it.
+"""Preloads for one agent: runs one zygote at a time, and decides whether to fork a worker from it.
 
 If the first zygote is still importing when the first workers are due, they wait for it (`importing`), at most
 `IMPORT_TIMEOUT` for each module: it began before them, and imports once instead of once per worker. Workers that start
 while a later zygote imports are not forked. A zygote with the script's imports (`AUTO`) is for restarted workers: it
-begins when the first workers make progress, or `AUTO_DELAY` after their start, and no worker waits for it.
+starts when the first workers make progress, or `AUTO_DELAY` after their start, and no worker waits for it.
 
 Laws:
 
-1. Nothing here blocks, except for the milliseconds of a copy if none is waiting. A copy that does not arrive in time
-   breaks the connection: the zygote and the waiting copies end.
+1. Nothing here blocks, except for the milliseconds to create a copy if none is waiting. A copy that does not arrive in
+   time breaks the connection: the zygote and the waiting copies end.
 2. If anything fails in a zygote, workers start without preloading, and one log line gives the reason.
-3. A zygote that has ended is replaced in the background, until preloading has failed `_MAX_FAILURES` times without a
-   forked worker in between. An unusable zygote is closed at once; another follows if there are other modules to import.
-4. As many copies wait as workers start at a time. They are created after the imports, and again `REFILL_DELAY` after a
-   start of workers, so that no start waits for the kernel to copy a zygote's page tables.
+3. A zygote that ended is replaced in the background, until preloading fails `_MAX_FAILURES` times without a forked
+   worker in between. An unusable zygote is closed at once; another follows if there are other modules to import.
+4. One copy waits for each worker of a start. Copies are created after the imports, and again `REFILL_DELAY` after each
+   start of workers, so that no start waits while the kernel copies a zygote's page tables.
 5. A zygote and its copies live below one reaper, whose sweeps spare them. A copy counts as a worker before it gets its
    request, so that its end cannot be missed.
 6. Descriptors belong to their messages, in order, even if several are read at once.
@@ -61,21 +61,20 @@ from rallypoint.workers.reaper.protocol import Connection, parse
 log = get_logger(__name__)
 
 AUTO = "auto"
-"""Instead of a module: the modules that the script imports."""
+"""In place of a module: the modules that the script imports."""
 AUTO_DELAY = 10.0
-"""Seconds from the start of workers that report no progress to the import of their script's modules: by then they have
-most likely finished their own imports, and do not compete for processors.
-"""
+"""Seconds between the start of workers that report no progress and the import of their script's modules: by then they
+have probably finished their own imports, and do not compete for processors."""
 IMPORT_TIMEOUT = 20.0
 """Seconds that the first start of workers waits for one module's import."""
 REFILL_DELAY = 2.0
-"""Seconds from a start of workers to the creation of copies for the next ones."""
+"""Seconds between a start of workers and the creation of copies for the next start."""
 FORK_TIMEOUT = 5.0
 """Seconds to create a copy, which takes some milliseconds unless the machine is overloaded."""
 _MAX_FAILURES = 3
-"""The most failures (ended zygotes, and workers that can never be forked) without a forked worker in between."""
+"""Maximum failures (ended zygotes, and workers that can never be forked) without a forked worker in between."""
 _MAX_LEFT_OUT = 5
-"""The most modules of a script that may turn out unforkable, one zygote after another."""
+"""Maximum number of a script's modules that can prove unforkable, one zygote after another."""
 _MAX_SHOWN = 8
 _MAX_STATUS_TEXT = 200
 _HOOK = os.path.join(os.path.dirname(__file__), "hook")
@@ -85,13 +84,13 @@ class PreloadManager:
     """The zygotes of one agent.
 
     Args:
-        modules: the modules to import; `AUTO` stands for the script's imports.
+        modules: the modules to import; `AUTO` means the script's imports.
         argv: the command of a worker.
         environ: the common environment of all workers.
         own: names of per-worker variables: a zygote whose imports read one is unusable.
-        workers: the number of workers that start at a time.
+        workers: the number of workers per start.
         clock: the clock of `wake_at`.
-        progress: returns whether the present workers have made progress.
+        progress: returns whether the current workers have made progress.
     """
 
     def __init__(
@@ -121,11 +120,11 @@ class PreloadManager:
         self._given_up = False
         self._warned: set[str] = set()
         self.read_too_early: list[str] = []
-        """Modules that read per-worker variables during import, with the place."""
+        """Modules that read per-worker variables while being imported, with the place."""
 
     @property
     def pid(self) -> int | None:
-        """The process id of the present zygote, for people; None for none."""
+        """Process id of the current zygote, for people; None for none."""
         return None if self._zygote is None else self._zygote.pid
 
     def ensure_zygote(self, reaper: ReaperClient) -> None:
@@ -139,7 +138,7 @@ class PreloadManager:
 
     @property
     def importing(self) -> bool:
-        """Whether workers about to start must wait."""
+        """Whether workers that are about to start must wait."""
         return self._first and self._zygote is not None and self._zygote.phase is ZygotePhase.IMPORTING
 
     @property
@@ -206,10 +205,10 @@ class PreloadManager:
         if zygote is not None:
             zygote.close()
 
-    # A zygote's beginning and end
+    # Start and end of a zygote
 
     def _begin_later(self, reaper: ReaperClient) -> None:
-        """Begin after the next workers have started, if they can be forked at all."""
+        """Start a zygote after the next workers have started, if they can be forked at all."""
         try:
             parse_command(self._argv)
         except NotForkable as reason:
@@ -326,7 +325,7 @@ class ZygotePhase(Enum):
     UNFORKABLE = "unforkable"
     """It must not be forked; `reason` describes what the imports did."""
     LOST = "lost"
-    """It has ended or does not answer; `reason` describes it, if known."""
+    """It ended or does not answer; `reason` says why, if known."""
 
 
 class ZygoteImports(NamedTuple):
@@ -374,16 +373,16 @@ class Zygote:
         self.failures: tuple[tuple[str, str], ...] = ()
         """Failed imports of the script, with reasons."""
         self.module = ""
-        """The module that makes it unforkable."""
+        """Module that makes it unforkable."""
         self.packages: tuple[str, ...] = ()
-        """If it is unforkable, packages that it could have imported instead."""
+        """If unforkable, packages that it could have imported instead."""
         self.ends_by_itself = False
         """Whether it ended during the imports, as another zygote would."""
         self.reaper = reaper
         self.copies: deque[_Copy] = deque()
         """The waiting copies; each ends when it is dropped or the agent is gone."""
         self._expected = 0
-        """The number of requested copies that have not arrived."""
+        """How many requested copies have not arrived."""
         self._copies_error = 0
         self._descriptors: list[int] = []
         command = parse_command(argv)
@@ -419,8 +418,8 @@ class Zygote:
         environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
         output = memory_file("rallypoint-zygote-stdout")
         try:
-            # A scheduler's signals to all processes must not end it; its copies get the signal mask of their own
-            # request.
+            # A scheduler's signals to all processes must not end the zygote; its copies get their request's signal
+            # mask.
             command = Command(argv, stdio=(link, output, self._status_text))
             (self._process,) = self.reaper.spawn([command], environ, excluded=True, blocked=SENT_TO_ALL)
         finally:
@@ -431,7 +430,7 @@ class Zygote:
         return [] if self._link.socket.fileno() < 0 else [self._link.socket.fileno()]
 
     def poll(self) -> ZygotePhase:
-        """Read its messages, or its end, without waiting. Returns its current phase."""
+        """Read its messages, or notice its end, without waiting. Returns its current phase."""
         while self._link.socket.fileno() >= 0 and (self._link.buffer or readable(self._link.socket.fileno())):
             try:
                 self._handle(self._next_message())
@@ -462,7 +461,7 @@ class Zygote:
     # Copies
 
     def request_copies(self, count: int) -> None:
-        """Request copies if fewer than `count` wait or were requested. Does not wait for them."""
+        """Request copies if fewer than `count` are waiting or requested. Does not wait for them."""
         missing = count - len(self.copies) - self._expected
         if missing <= 0 or self.phase is not ZygotePhase.READY:
             return
@@ -474,7 +473,7 @@ class Zygote:
 
     def _add_copy(self, pid: int) -> None:
         self._expected -= 1
-        if not self._descriptors:  # the kernel drops descriptors if we have no room
+        if not self._descriptors:  # the kernel drops descriptors that do not fit
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         link = socket(fileno=self._descriptors.pop(0))
         link.settimeout(FORK_TIMEOUT)
@@ -498,8 +497,8 @@ class Zygote:
         """Fork a worker; for the arguments see `ReaperClient.spawn`.
 
         Raises:
-            NotForkable: this worker would differ from a fresh interpreter, or could not be created; then the zygote may
-                be lost.
+            NotForkable: this worker would differ from a fresh interpreter, or could not be created; then the zygote
+                might be lost.
             UserError: see `ReaperClient.spawn`.
             ReaperLost: the reaper has ended.
         """
@@ -515,7 +514,7 @@ class Zygote:
             places = standard_descriptors(sent, *stdio)
             settings = worker_settings(ignored=self.reaper.ignored)
             message = (*command, list(variables.items()), settings, places, sorted(cpus))
-            for _ in range(2):  # a copy that waited long may have been killed
+            for _ in range(2):  # a copy that waited long might have been killed
                 self._await_copy()
                 handle = self._use_copy(message, [*sent])
                 if handle is not None:
@@ -551,13 +550,13 @@ class Zygote:
             raise NotForkable(f"no copy could be made: {os.strerror(self._copies_error)}")
 
     def _use_copy(self, message: tuple[Any, ...], descriptors: Sequence[int]) -> ProcessHandle | None:
-        """Turn a copy into the worker of this request; None if all waiting copies have ended."""
+        """Turn a copy into this request's worker; None if all waiting copies ended."""
         while self.copies:
             handle, link = self.copies.popleft()
             used = False
             try:
-                # The connection shows that the copy still lives after its adoption. So its pid was not reused before,
-                # and its handle, which the reaper opens by the pid, is right.
+                # The connection shows that the copy is still alive after its adoption. So its pid was not reused
+                # before, and its handle, which the reaper opens by the pid, is right.
                 if self.reaper.adopt(handle.pid) and not readable(link.socket.fileno(), events=0):
                     with contextlib.suppress(OSError):  # it has ended
                         link.send(message, descriptors)
@@ -570,7 +569,7 @@ class Zygote:
                 return handle
         return None
 
-    # The end
+    # End of a zygote
 
     def close(self) -> None:
         self._link.close()
@@ -586,7 +585,7 @@ class Zygote:
         self._descriptors, self._status_text = [], -1
 
     def _disconnect(self, silent: bool = False) -> None:
-        """Break the connection to a zygote that has ended or does not answer, and record the reason."""
+        """Break the connection to a zygote that ended or does not answer, and record the reason."""
         if self.phase is ZygotePhase.LOST:
             return
         importing = self.phase is ZygotePhase.IMPORTING

@@ -2,13 +2,13 @@
 
 The command must be `python [flags] script [arguments]`, or `-m module` instead of the script.
 
-Two kinds of a worker's variables must equal the zygote's:
+Two kinds of a worker's variables must have the zygote's values:
 
-- those that the imports read through `os.environ`, which the zygote records by name, set or not; a loop over all
-  variables reads all that the zygote has;
-- those that the interpreter, the loader and C libraries read, which cannot be recorded: `UNTRACKED_READS`.
+- variables that the imports read through `os.environ`, which the zygote records by name, set or not; a loop over all
+variables reads all that the zygote has;
+- variables that the interpreter, the loader and C libraries read, which cannot be recorded: `UNTRACKED_READS`.
 
-`RANK`, `LOCAL_RANK` and the like differ between workers, and matter only if an import has read them.
+`RANK`, `LOCAL_RANK` and the like differ between workers, and matter only if an import read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 _FLAGS = frozenset("bBdOPqsuvR")
-"""An interpreter's flags without a value that allow forking."""
+"""An interpreter's flags without a value that permit forking."""
 _FLAGS_WITH_VALUE = frozenset("WX")
 _REFUSED = {
     "c": "-c runs a command, but only scripts and modules can be forked",
@@ -53,11 +53,11 @@ class PreloadCommand(NamedTuple):
     is_module: bool
     target: str
     length: int
-    """The number of its words; the rest belong to the script."""
+    """Number of its words; the rest belong to the script."""
 
     @property
     def path0(self) -> str:
-        """The entry that the interpreter puts first on `sys.path` for it."""
+        """Entry that the interpreter puts first on `sys.path` for this command."""
         if self.is_module:
             return os.getcwd()
         if os.path.isdir(self.target) or self.target.endswith((".zip", ".pyz")):
@@ -66,7 +66,7 @@ class PreloadCommand(NamedTuple):
 
     @property
     def main_file(self) -> str | None:
-        """The future value of `__main__.__file__`, if known before it runs."""
+        """Future value of `__main__.__file__`, if known before it runs."""
         return None if self.is_module or os.path.isdir(self.target) else os.path.join(os.getcwd(), self.target)
 
 
@@ -74,7 +74,7 @@ def parse_command(argv: Sequence[str]) -> PreloadCommand:
     """Split a command into its parts.
 
     Raises:
-        NotForkable: its workers cannot be forked.
+        NotForkable: the command's workers cannot be forked.
     """
     at = 1
     while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":
@@ -111,7 +111,7 @@ def _checked(command: PreloadCommand) -> PreloadCommand:
 
 
 def _is_interpreter(program: str) -> bool:
-    """Whether this is an interpreter itself: a wrapper may change the environment that a zygote needs."""
+    """Whether this is an interpreter itself: a wrapper might change the environment that a zygote needs."""
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     path = next(
         (candidate for candidate in (os.path.join(folder, program) for folder in folders) if os.path.isfile(candidate)),
@@ -167,7 +167,7 @@ UNTRACKED_READS = {
     "JAX_": "JAX",
     "TF_": "TensorFlow",
 }
-"""Prefixes of names, with the library that reads such variables unrecorded."""
+"""Name prefixes, with the library that reads these variables unrecorded."""
 
 _READ_LATER = frozenset(
     (
@@ -218,7 +218,7 @@ def untracked_read(names: Iterable[str]) -> str | None:
 
 def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
     """Why a worker bound to some processors cannot use imports set up for all processors; None if it can. OpenMP and
-    BLAS count processors on loading if nothing else sets the number of threads.
+    BLAS count processors when loaded if nothing else sets the number of threads.
 
     Args:
         zygote: the processors that the imports saw.

@@ -1,4 +1,4 @@
-"""Imports the modules to preload, and reports at once a module that makes this process unforkable, with the reason.
+"""Imports the modules to preload. Reports at once, with the reason, a module that makes this process unforkable.
 
 A fork copies memory and one thread. It copies no other thread (their locks stay locked forever), no accelerator's
 context, and no child. All copies would share sockets, pipes, event loops and shared memory, and so the locks and queues
@@ -6,18 +6,18 @@ of `multiprocessing`.
 
 Laws:
 
-1. The process is checked after each module, so that the name of a harmful module is known.
+1. The process is checked after each module, so that a harmful module's name is known.
 2. No worker sees features that are disabled only for the imports.
-3. Modules found in the script are imported as the script does it; an import that raises here raises there too.
-4. Per-worker variables must not be read. A reader is reported at once, since no later import could help. They are
-   unset, so code that copies all variables does not find them.
-5. Threads that their own library ends before each fork (as OpenBLAS does with pthread_atfork) are no obstacle. A trial
-   fork shows this: they are gone after it.
+3. Modules found in the script are imported as the script does; an import that raises here also raises there.
+4. Per-worker variables must not be read. They are unset, so code that copies all variables does not find them. A reader
+   is reported at once, since no later import could help.
+5. Threads that their library ends before each fork (as OpenBLAS does with pthread_atfork) are no obstacle. A trial fork
+   shows this: they are gone after it.
 
-For `auto`, it finds a script's imports in the source, without executing it. It reads the script and the user's own
-modules, recursively: the top level with everything that is executed there (`if`, `try`, classes, ...), and functions
-whose names are used in the code that was read. Modules of the standard library and of installed distributions may be
-imported ahead. The user's own modules never are: importing them may do anything, and they change between starts.
+For `auto`, this module finds a script's imports in the source, without executing it. It recursively reads the script
+and the user's own modules: the top level with everything executed there (`if`, `try`, classes, ...), and functions
+whose names are used in the code that was read. Modules of the standard library and of installed distributions can be
+imported ahead. The user's own modules never are: importing them might do anything, and they change between starts.
 
 Laws:
 
@@ -49,11 +49,11 @@ ALSO_IMPORTED = {
 """Packages, and the modules that they import on first use, which are preloaded with the package."""
 
 THREAD_SWITCHES = {
-    # Arrow's own jemalloc has a thread that returns memory, in pyarrow and so in pandas, datasets, scikit-learn. A copy
-    # never has it; without it, the freeing threads return memory.
+    # Arrow's own jemalloc has a thread that returns memory, in pyarrow and so in pandas, datasets, scikit-learn. No
+    # copy has this thread; without it, the freeing threads return memory.
     b"JE_ARROW_MALLOC_CONF": (b"background_thread", b"background_thread:false"),
 }
-"""Variables that keep C libraries from starting threads: the library's option, and its value for off."""
+"""Variables that keep C libraries from starting threads: the library's option, and its value for "off"."""
 
 _SIGKILL = 9
 _FORK_TEST_TIMEOUT = 5.0
@@ -72,11 +72,11 @@ _OPENMP_REGISTRATION = "/dev/shm/__KMP_REGISTERED_LIB_"
 """The file with which LLVM's and Intel's OpenMP detect a second one in a process; they recreate it in each copy."""
 _INITIALIZED = (("torch", "cuda"), ("torch", "xpu"), ("torch", "npu"), ("torch", "hpu"))
 _MAX_THREADS = 3
-"""The most threads named in a message."""
+"""Maximum number of threads named in a message."""
 
 
 READ_TOO_EARLY = "while it is imported, and each worker has its own"
-"""The end of the reason if a module reads a per-worker variable."""
+"""End of the reason if a module reads a per-worker variable."""
 
 
 class Unforkable(Exception):
@@ -127,7 +127,7 @@ class Imports:
         self._threads: dict[str, str] = {}
         """For each thread, the module whose import started it."""
         self.importing = ""
-        """The module that is being imported."""
+        """The module that is currently being imported."""
 
     def run(
         self, own: Collection[str], refused: Callable[[Unforkable], None], imported: Callable[[], None]
@@ -170,7 +170,7 @@ class Imports:
         return recording
 
     def check_threads(self) -> None:
-        """Check what a fork would lose. Call this after the output of the imports was read.
+        """Check what a fork would lose. Call this after reading the imports' output.
 
         Raises:
             Unforkable: this process must not be forked.
@@ -182,7 +182,7 @@ class Imports:
             raise Unforkable(modules[-1] if modules else self.importing, why)
 
     def packages(self) -> list[str]:
-        """Imported modules that were not named, but are known to be worth preloading."""
+        """Imported modules that were not named but are known to be worth preloading."""
         return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._named]
 
     def shown(self) -> list[str]:
@@ -236,7 +236,7 @@ def _reading(where: str, what: str) -> str:
 
 
 def _without_threads() -> list[bytes]:
-    """Apply `THREAD_SWITCHES`, unless the user has set them. Returns the changed variables."""
+    """Apply `THREAD_SWITCHES`, unless the user set them. Returns the changed variables."""
     changed = []
     for name, (option, switched_off) in THREAD_SWITCHES.items():
         given = os.environb.get(name, b"")
@@ -260,9 +260,9 @@ def _put_c_variable(name: bytes, value: bytes | None) -> None:
 class EnvironRecorder:
     """While entered, records each variable that Python code reads from `os.environ`.
 
-    `read` has the names, set or not, with the file and line of the first reader; a loop over the variables reads all
-    existing ones. `changed` has the variables that the imports set (None: removed), known at the end. Reads by C code
-    are invisible.
+    `read` contains the names, set or not, with the file and line of the first reader; a loop over the variables reads
+    all existing ones. `changed` contains the variables that the imports set (None: removed), known at the end. Reads by
+    C code are invisible.
 
     Args:
         own: names of the per-worker variables.
@@ -329,7 +329,7 @@ def _location(frame: FrameType) -> str:
 
 
 def replace(environ: Iterable[tuple[bytes, bytes]], changed: dict[bytes, bytes | None]) -> None:
-    """Replace this process's variables with these, and apply the changes of the imports."""
+    """Replace this process's variables with these, and apply the imports' changes."""
     os.environ.clear()
     for name, value in environ:
         os.environb[name] = value
@@ -344,7 +344,7 @@ def replace(environ: Iterable[tuple[bytes, bytes]], changed: dict[bytes, bytes |
 
 
 def fork_obstacle(ours: Collection[int] = ()) -> str | None:
-    """Why the imports prevent a fork, as text; None if no reason is known. Does not fork.
+    """Why the imports prevent a fork, as text; None if no reason is found. Does not fork.
 
     Args:
         ours: descriptors not opened by the imports.
@@ -395,9 +395,9 @@ def _memory() -> str | None:
 
 
 def thread_obstacle() -> str | None:
-    """A text about threads that remain at a fork or prevent it; None if there are none.
+    """A text about threads that remain after a fork or prevent it; None if there are none.
 
-    Fork hooks may write output: read the output of the imports before.
+    Fork hooks can write output: read the imports' output first.
     """
     if len(threads()) == 1:
         return None
@@ -445,7 +445,7 @@ def _thread_name(thread: int) -> str:
     try:
         with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip()
-    except OSError:  # it has ended
+    except OSError:  # the thread ended
         return "one that has ended"
 
 
@@ -473,7 +473,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec as _Spec
 
     Found = list[tuple[str, list[str]]]
-    """Modules, with the names imported from each, which may be modules too."""
+    """Modules, with the names imported from each, which can also be modules."""
 
 MAX_FILES = 200
 MAX_SIZE = 1 << 20
@@ -491,7 +491,7 @@ class Reader:
         """Functions not yet used, each with its package."""
 
     def read(self, text: bytes, package: str = "") -> list[tuple[str, list[str]]]:
-        """The modules imported now, in order, each with the names imported from it.
+        """Find the modules imported now, in order, each with the names imported from it.
 
         Args:
             text: the contents of a file.
@@ -550,11 +550,11 @@ def _absolute(module: str, level: int, package: str) -> str:
 
 
 def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -> Found:
-    """The installed modules that a script imports, in order; modules are looked up on `sys.path`.
+    """Find the installed modules that a script imports, in order; modules are looked up on `sys.path`.
 
     Args:
         target: the path of a script or of a folder with a `__main__.py`, or the name of a module.
-        is_module: whether it is the latter.
+        is_module: whether `target` is a module's name.
         known: packages that always count as installed.
 
     Raises:
@@ -577,7 +577,7 @@ class _Files:
         from collections import deque
 
         self.imports: deque[tuple[str, list[str]]] = deque()
-        """Imports that were found and not yet followed."""
+        """Imports that were found but not followed yet."""
         self._reader = Reader()
         self._read: set[str] = set()
         self._known = known
@@ -605,7 +605,7 @@ class _Files:
         return str(chain[-1].origin), name.rpartition(".")[0]
 
     def follow(self, module: str, names: list[str]) -> bool:
-        """Read a module if it is the user's own. Returns whether it is an installed one.
+        """Read a module if it is the user's own. Returns whether it is installed.
 
         Args:
             module: its name.
@@ -652,7 +652,7 @@ class _Files:
 
 
 def _find(name: str) -> list[_Spec]:
-    """The specs of a module's packages, the outermost first, and its own; empty if it does not exist."""
+    """The specs of a module's packages, outermost first, and its own; empty if it does not exist."""
     found: list[_Spec] = []
     path: list[str] | None = None
     there: list[str] = []
@@ -680,7 +680,7 @@ def _find_one(name: str, path: list[str] | None) -> _Spec | None:
     for finder in sys.meta_path:
         try:
             spec: _Spec | None = finder.find_spec(name, path)
-        except Exception:  # a foreign finder may raise anything
+        except Exception:  # a foreign finder can raise anything
             continue
         if spec is not None:
             return spec
@@ -699,7 +699,7 @@ def in_a_copy(work: Callable[[], Found]) -> Found:
     """Call a function in a fork of this process, so that it leaves no traces here, and return its result.
 
     Raises:
-        ValueError: it raised an exception, whose text this has, or ended the copy.
+        ValueError: the function raised an exception, whose text this contains, or ended the copy.
     """
     import marshal
 

@@ -1,8 +1,8 @@
-"""The zygote: imports, checks, and then forks a copy of itself for each requested worker.
+"""The zygote imports, checks, and then forks a copy of itself for each requested worker.
 
-It is an interpreter with a worker's own command line, stopped in its `site` phase (see `hook/sitecustomize`). Its
-standard input is the connection to the agent; its standard output and standard error are files in memory. Messages, in
-frames of `reaper.protocol`:
+It is an interpreter with a worker's command line, stopped in its `site` phase (see `hook/sitecustomize`). Its standard
+input is the connection to the agent; its standard output and standard error are files in memory. Messages, in frames of
+`reaper.protocol`:
 
     first      (modules, those to leave out, variables that each worker has of its own, path0, main file or None,
                PYTHONPATH or None, ignored signals, what is run and whether that is a module, if its imports are to be
@@ -19,8 +19,8 @@ processors), the last three and the descriptors as for SPAWN in `reaper.protocol
 
 Laws:
 
-1. It forks with a single thread, checked each time.
-2. It ends when the agent closes the connection, and so does a copy that is not yet a worker.
+1. It forks only with a single thread, checked each time.
+2. It ends when the agent closes the connection, as does a copy that is not yet a worker.
 3. Copies are created concurrently: an intermediate process forks them all and ends, so that their parent is the reaper,
    which adopts orphans and collects their exit codes. Each copy initializes itself after that process has ended.
 4. `_become_worker` handles every difference between a new process and a fork.
@@ -72,7 +72,7 @@ def serve() -> None:
     except Unforkable as unforkable:
         refuse(unforkable)
     gc.collect()
-    gc.freeze()  # so that a collection in a copy does not write to, and so copy, shared pages
+    gc.freeze()  # so that a collection in a copy does not write to shared pages, which copies them
     _send(link, "ready", recording.read, imports.shown(), imports.failures)
     copy = None
     while copy is None:
@@ -97,7 +97,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
     if between:
         try:  # noqa: SIM105 - contextlib may not have been imported
             posix.waitpid(between, 0)
-        except OSError:  # reaped by a handler from the imports; that process answers in any case
+        except OSError:  # a handler from the imports reaped it; that process answers in any case
             pass
         return None
     between = posix.getpid()
@@ -135,7 +135,7 @@ def _own_name() -> bytes:
 
 
 def _remove_hook(python_path: bytes | None) -> None:
-    """Remove the hook from the environment of this process, and so from any child of the imports."""
+    """Remove the hook from this process's environment, and so from any child of the imports."""
     environ = {name: value for name, value in posix.environ.items() if name != b"PYTHONPATH"}
     if python_path is not None:
         environ[b"PYTHONPATH"] = python_path
@@ -163,7 +163,7 @@ def _await_exit(parent: int) -> None:
     poller = select.poll()
     try:
         fd = posix.pidfd_open(parent)
-    except (OSError, AttributeError):  # it has ended, or there are no pidfds (see `base.process_table`)
+    except (OSError, AttributeError):  # it ended, or there are no pidfds (see `base.process_table`)
         while posix.getppid() == parent:
             poller.poll(1)
         return
@@ -233,7 +233,7 @@ def _become_worker(
 
 
 def _set_process_name(name: bytes) -> None:
-    """Set the name of this process in the kernel, for `ps` and the like."""
+    """Set this process's name in the kernel, for `ps` and the like."""
     fd = posix.open("/proc/self/comm", posix.O_WRONLY | posix.O_CLOEXEC)
     try:
         posix.write(fd, name)
@@ -242,7 +242,7 @@ def _set_process_name(name: bytes) -> None:
 
 
 def _forget_signals() -> None:
-    """Discard blocked signals that arrived while this process waited, as they were not for the worker."""
+    """Discard blocked signals that arrived while this process waited: they were not for the worker."""
     signal = __import__("_signal")
     for number in signal.sigpending():
         signal.sigtimedwait([number], 0)
@@ -275,7 +275,7 @@ def _reopen_stream(fd: int, name: str) -> None:
     if buffered:
         buffer = io.BufferedWriter(raw) if fd else io.BufferedReader(raw)
     lines = (fd == 2 or raw.isatty()) and not through
-    # In place: logging handlers from the imports refer to these objects.
+    # Change them in place: logging handlers from the imports refer to these objects.
     encoding, errors = stream.encoding, stream.errors
     io.TextIOWrapper.__init__(
         stream, buffer, encoding, errors, newline="\n", line_buffering=lines, write_through=through
@@ -285,7 +285,7 @@ def _reopen_stream(fd: int, name: str) -> None:
 
 
 def _reseed() -> None:
-    """Reseed the random state of each process; `random` does so itself at every fork."""
+    """Reseed each process's random state; `random` does so itself at every fork."""
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()

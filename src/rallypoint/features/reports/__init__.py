@@ -1,4 +1,4 @@
-"""Reports about a node's workers, on request; threads collect slow data off the loop."""
+"""Reports about a node's workers on request; threads collect slow data, so that the loop does not wait."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
     Args:
         words: the words of the command.
         program: the workers' program, with which our own command ends.
-        hides: whether to omit the program's arguments, which may have unrecognizable secrets.
+        hides: whether to omit the program's arguments, which might contain unrecognizable secrets.
     """
     from shlex import join
 
@@ -71,7 +71,7 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
     kept = len(words) if not hides else 2
     if hides and is_ours:
         same = takewhile(lambda both: both[0] == both[1], zip(reversed(words), reversed(program), strict=False))
-        kept = max(2, len(words) - sum(1 for _ in same) + 1)  # the first one is the script, or -m
+        kept = max(2, len(words) - sum(1 for _ in same) + 1)  # the first word is the script, or -m
         kept += words[kept - 1] == "-m"
     words = [printable(word, len(word)) for word in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
     shown = join(mask_command(words[: kept - is_ours]))
@@ -81,7 +81,7 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
 class Reports(Feature):
     """Answers watchers about one node's workers. Never waits.
 
-    Reports include information from log files, which may be on a hung disk.
+    Reports include information from log files, which might be on a hung disk.
     """
 
     def __init__(self, agent: Agent) -> None:

@@ -3,9 +3,9 @@ that is a file.
 
 Laws:
 
-1. An answer never exceeds its size. A follower gets the rest with the next answers, and nothing twice.
+1. An answer never exceeds its maximum size. A follower gets the rest with the next answers, and nothing twice.
 2. A follower gets whole lines; when an output or the agent ends, it gets the rest.
-3. The positions of only a few followers are kept: a forgotten one begins with the last lines again.
+3. The positions of only a few followers are stored: a forgotten follower starts with the last lines again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rallypoint.observe.worker_logs import CONSOLE, OVERHEAD, OVERHEAD_OF_PIECE,
 from rallypoint.workers.logs.outputs import Relay
 
 _LONGEST_WAIT, _LOOK_EVERY = 10.0, 0.2
-"""Seconds until a follower is answered without news, and between looks; only while there are followers."""
+"""Seconds until a follower is answered without news, and seconds between looks, only while there are followers."""
 _MOST_FOLLOWERS = 8
 _FINISH = 2.0
 """Seconds that the agent's end waits for the last answers."""
 _LEAST_SHARE = 512
-"""The least bytes of one output to read at a time."""
+"""Minimum bytes of one output to read at a time."""
 _NOT_HERE = (
     "some workers write to the console of their node, which is not a file; "
     "to see all of it here, start the job with --tee=3"
 )
 
 Read = Callable[[int | None, int], tuple[int, bytes]]
-"""Takes a position (None: near the end) and the most bytes; returns the bytes and their position."""
+"""Called with a position (None: near the end) and the maximum bytes; returns the bytes and their position."""
 
 
 class _Output(NamedTuple):
@@ -59,7 +59,7 @@ class _Tail:
         self._at = at
 
     def take(self, lines: int, most: int, *, whole: bool) -> bytes:
-        """New output, or at first the last lines; with `whole`, without an unfinished line."""
+        """New output, or the last lines at first; with `whole`, without an unfinished line."""
         begin, data = self._read(self._at, most)
         if whole and (len(data) < most or b"\n" in data):
             data = data[: data.rfind(b"\n") + 1]
@@ -98,7 +98,7 @@ class OutputReader:
         self._threads = [*(running for running in self._threads if running.is_alive()), thread]
 
     def close(self) -> None:
-        """The workers are gone: answer all followers."""
+        """Answer all followers: the workers are gone."""
         self._ended.set()
         until = monotonic() + _FINISH
         for thread in self._threads:
@@ -129,13 +129,13 @@ class _Follower:
         self._tails: dict[tuple[object, ...], _Tail] = {}
         self._lock = threading.Lock()
         self._begin: int | None = None
-        """Where to begin a new output: an output of a later start is read from its beginning."""
+        """Where to start a new output: an output of a later start is read from its beginning."""
         self._told: Sequence[str] = ()
 
     def read(
         self, request: CollectRequested, found: Sequence[_Output], notes: Sequence[str], *, ended: bool = False
     ) -> bytes:
-        """The encoded answer; empty if there is nothing new."""
+        """Encode the answer; empty if there is nothing new."""
         with self._lock:
             present = {stream.key for stream in found}
             for stream in found:
@@ -158,7 +158,7 @@ class _Follower:
             if share + OVERHEAD_OF_PIECE > left:
                 return
             tail = self._tails.pop(key)
-            self._tails[key] = tail  # the last ones come first the next time
+            self._tails[key] = tail  # the last ones come first next time
             try:
                 data = tail.take(request.lines, share, whole=key in growing)
             except OSError as error:
@@ -175,11 +175,11 @@ def _cannot_be_read(why: str, found: Sequence[int]) -> str:
     return f"{who} cannot be read: {why}"
 
 
-# The outputs of workers
+# Workers' outputs
 
 
 def _outputs_of(workers: WorkerController, ranks: Sequence[int]) -> tuple[list[_Output], list[str]]:
-    """The outputs of the workers of `ranks`, or of all if empty; and sentences about unreadable ones."""
+    """The outputs of the workers with `ranks`, or of all workers if empty, and sentences about unreadable ones."""
     found: dict[tuple[object, ...], _Output] = {}
     notes: list[str] = []
     context = workers.pcontext
@@ -206,7 +206,7 @@ def _outputs_of(workers: WorkerController, ranks: Sequence[int]) -> tuple[list[_
 
 
 def _console(end: int) -> _Output | None:
-    """Our own standard output (0) or standard error (1), if that is a file."""
+    """Our own standard output (0) or standard error (1), if it is a file."""
     descriptor = end + 1
     with suppress(OSError):
         seen = os.fstat(descriptor)

@@ -1,7 +1,7 @@
-"""A program in front of some or all workers (`--wrap`, `--wrap-ranks`): a profiler, a tracer, a debugger.
+"""Runs some or all workers under a program (`--wrap`, `--wrap-ranks`): a profiler, a tracer, a debugger.
 
-Imported with the flag only. A wrapped worker is started as `COMMAND python -u train.py`, anew in each round, since its
-ranks are in the command. Everything that the agent does to a worker, it does to the program behind (`process`):
+Imported only with the flag. A wrapped worker is started as `COMMAND python -u train.py`, again in each round, because
+the command contains its ranks. What the agent does to a worker, it does to the wrapped program (`process`):
 
     started by the reaper, in a session of its own       the wrapper
     the worker's exit                                    the wrapper's, with the exit code of a program that failed
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _OWN = ("RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
-"""Variables by which the program of one worker is told from those of others that run the same command."""
+"""Variables that distinguish one worker's program from others that run the same command."""
 
 
 def check(own: Features, environ: Mapping[str, str], flag: str = "--wrap", ranks_flag: str = "--wrap-ranks") -> None:
-    """Check the options. Raises UsageError: they cannot work.
+    """Check the options. Raises UsageError if they cannot work.
 
     Args:
         own: all options.
-        environ: of the workers.
-        flag, ranks_flag: where the two were given, for messages.
+        environ: the workers' environment.
+        flag, ranks_flag: where the user set the two options, for messages.
     """
 
     tools, recovery = own.tools, own.recovery
@@ -78,13 +78,13 @@ class Wrap(Feature, Source):
         self._context: PContext | None = None
         self._processes: list[WrappedProcess] = []
         self._programs: list[int] = []
-        """Their programs, as they were last seen."""
+        """Their programs, as last seen."""
         if not isinstance(spec.entrypoint, str):
             raise UsageError(
                 f"--wrap={spec.features.tools.wrap}: the workers are functions, which no program can run; remove this "
                 "flag"
             )
-        self._template.argv([spec.entrypoint, *map(str, spec.args)], Place(0, 0, "", 0))  # refused here if it cannot be
+        self._template.argv([spec.entrypoint, *map(str, spec.args)], Place(0, 0, "", 0))  # refused here if impossible
 
     def process_options(self, options: ProcessOptions) -> ProcessOptions:
         return options._replace(command=self._command)
@@ -97,10 +97,10 @@ class Wrap(Feature, Source):
             log.warning("--wrap-ranks lists none of the %d ranks of this round, so no worker is wrapped", size)
         for local_rank, rank in ranks.items():
             if self._template.in_python and self._ranks.include(rank):
-                context.envs[local_rank].setdefault("PYTHONUNBUFFERED", "1")  # which `python -u` does for the others
+                context.envs[local_rank].setdefault("PYTHONUNBUFFERED", "1")  # as `python -u` does for other workers
 
     def _command(self, local_rank: int, argv: Sequence[str]) -> WorkerCommand | None:
-        """What is started in place of this command; None if the worker is not wrapped."""
+        """The command to start in place of this one; None if the worker is not wrapped."""
         group, context = self.workers.group, self._context
         rank = self.workers.global_ranks()[local_rank]
         assert context is not None
@@ -121,11 +121,11 @@ class Wrap(Feature, Source):
         def process(reaper: ReaperClient, handle: ProcessHandle) -> WrappedProcess:
             made = WrappedProcess(reaper, handle, wrapped)
             self._processes = [*(known for known in self._processes if known.exitcode is None), made]
-            # A thread, though nothing there can hang:
-            #   1. the workers are started, and this agent imports what it needs later, for a tenth of a second;
-            #   2. the program behind py-spy fails at its first line, and py-spy, which has reaped it, ends with 0;
-            #   3. the loop looks for the first time. Nothing tells any more that this worker has failed.
-            start_thread(made.watch, "rallypoint-wrap")  # without it, the program is looked for when it is needed
+            # Use a thread, although nothing there can hang:
+            #   1. the workers start, and for a tenth of a second this agent imports what it needs later;
+            #   2. the program under py-spy fails at its first line. py-spy reaps it and ends with 0;
+            #   3. the loop looks for the first time. Nothing shows any more that this worker failed.
+            start_thread(made.watch, "rallypoint-wrap")  # without it, the program is looked up when needed
             return made
 
         return WorkerCommand(found.argv, process)
@@ -134,7 +134,7 @@ class Wrap(Feature, Source):
         return (self,)
 
     def step(self) -> None:
-        """Let others know where the programs are."""
+        """Publish where the programs are."""
         if (pids := [process.program_pid for process in self._processes]) != self._programs:
             self._programs = pids
             self.workers.watch_programs()

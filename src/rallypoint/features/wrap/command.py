@@ -1,14 +1,14 @@
 """The command of `--wrap` as a template, and the ranks of `--wrap-ranks`. Pure.
 
-The command is split as a shell splits it, and nothing of it is expanded but macros and sums:
+The command is split as in a shell, and only macros and sums are expanded:
 
     %r %l %h %n   global rank, local rank, host, round
-    %c            as a word of its own: the worker's command line
-    %s            as a word of its own: the same without the interpreter, for a program that runs a Python script itself
+    %c            as a separate word: the worker's command line
+    %s            as a separate word: that without the interpreter, for a program that runs a Python script itself
     %%            a percent sign
     $((5678+%l))  a sum of whole numbers and of %r, %l and %n
 
-Without %c and %s the worker's command line follows at the end; after `python -m MODULE` the script does.
+Without %c and %s, the worker's command line is appended; after `python -m MODULE`, the script is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORKER, _SCRIPT = "%c", "%s"
 _IN_TEXT = "rlhn%"
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _WITH_VALUE = ("-X", "-W")
-"""Options of Python whose value is a word of its own."""
+"""Python options whose value is a separate word."""
 _RANK = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
@@ -43,16 +43,15 @@ class Place(NamedTuple):
 
 
 class WrappedArgv(NamedTuple):
-    """What is started for one worker: `argv`, and the part of it that the wrapper runs, `program`: all of it, if the
-    wrapper is the interpreter of the worker's script.
-    """
+    """What to start for one worker: `argv`, and `program`, the part that the wrapper runs: all of `argv` if the wrapper
+    is the interpreter of the worker's script."""
 
     argv: list[str]
     program: list[str]
 
 
 class Template(NamedTuple):
-    """A command in front of workers. `in_python`: it runs the worker's script in an interpreter of its own."""
+    """A command that wraps workers. `in_python`: it runs the worker's script in its own interpreter."""
 
     words: tuple[str, ...]
     in_python: bool
@@ -63,7 +62,7 @@ class Template(NamedTuple):
         return os.path.basename(self.words[0])
 
     def argv(self, worker: Sequence[str], place: Place) -> WrappedArgv:
-        """The command line of one worker. Raises UsageError: the worker is no script of Python, as it has to be."""
+        """Build one worker's command line. Raises UsageError if the worker must be a Python script and is not."""
         own = script_of(worker) if self.in_python else [*worker]
         found: list[str] = []
         for word in self.words:
@@ -71,20 +70,20 @@ class Template(NamedTuple):
         return WrappedArgv(found, found[self._interpreter() :] if self.in_python else own)
 
     def _interpreter(self) -> int:
-        """The place of the interpreter that runs the script; 0 without one."""
+        """Index of the interpreter that runs the script; 0 without one."""
         pythons = [at for at, word in enumerate(self.words) if os.path.basename(word).startswith("python")]
         return max(pythons, default=0)
 
 
 def read_template(text: str, variables: Collection[str] = ()) -> Template:
-    """The template of a command.
+    """Parse a command into a template.
 
     Args:
         text: the value of the flag.
-        variables: names of variables of the environment, which a word cannot mean without a shell.
+        variables: names of environment variables, to which words cannot refer without a shell.
 
     Raises:
-        UsageError: it is not a command.
+        UsageError: the text is not a command.
     """
     try:
         words = shlex.split(_SUM.sub(lambda found: f"$(({''.join(found[1].split())}))", text))
@@ -157,9 +156,8 @@ def _runs_module(words: Sequence[str]) -> bool:
 
 
 def script_of(worker: Sequence[str]) -> list[str]:
-    """The script, or `-m` and the module, with its arguments, of a worker's command line. Raises UsageError: it is not
-    `python [-u] SCRIPT`.
-    """
+    """The script, or `-m` and the module, with its arguments, from a worker's command line. Raises UsageError if that
+    is not `python [-u] SCRIPT`."""
     script = list(worker[1:])
     if script[:1] == ["-u"]:
         del script[0]
@@ -185,7 +183,7 @@ def _expanded(word: str, place: Place) -> str:
 
 
 class Ranks(NamedTuple):
-    """Some ranks of a job: all, if there are no ranges."""
+    """Some of a job's ranks; all if there are no ranges."""
 
     ranges: tuple[range, ...]
 
@@ -194,12 +192,12 @@ class Ranks(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The number of ranks that a job has at least if it has one of these."""
+        """Minimum number of ranks in a job that has one of these."""
         return min((some.start + 1 for some in self.ranges), default=0)
 
 
 def read_ranks(text: str) -> Ranks:
-    """Ranks and ranges of ranks, separated by commas. Raises UsageError: it is no such list."""
+    """Parse ranks and ranges of ranks, separated by commas. Raises UsageError if the text is not such a list."""
     ranges = []
     for part in text.split(",") if text else ():
         match = _RANK.fullmatch(part.strip())

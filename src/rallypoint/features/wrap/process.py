@@ -1,11 +1,12 @@
-"""A worker behind a wrapper, as one process of its context.
+"""A wrapped worker, as one process of its context.
 
 Laws:
 
-1. The worker runs as long as the wrapper does: what that writes after the end of the program belongs to the run.
-2. Signals and looks are for the program, once it is found and while it runs. After its end the wrapper is left alone,
-   so that it can write, until the stop asks for stacks and kills. Until it is found, the wrapper stands for it.
-3. A wrapper cannot hide a failure, as far as the kernel tells how the program has ended.
+1. The worker runs as long as the wrapper: what the wrapper writes after the program ends belongs to the run.
+2. Signals and inspections apply to the program while it is known and running. Before it is found, they apply to the
+   wrapper. After the program ends, the wrapper is left alone, so that it can write, until the stop asks for stacks and
+   kills.
+3. A wrapper cannot hide a failure if the kernel reports how the program ended.
 """
 
 from __future__ import annotations
@@ -26,21 +27,18 @@ from rallypoint.workers.process import AdoptedProcess
 from rallypoint.workers.reaper.client import ExitStatus, ReaperClient
 
 _PAUSE, _LONGEST_PAUSE, _SHARE = 0.002, 2.0, 0.01
-"""Seconds between two looks for the program: this share of the time since the wrapper was started, within bounds. A
-program that runs for a shorter time is not found, and its wrapper can hide how it ended.
-"""
+"""Minimum and maximum seconds between looks for the program, and their share of the time since the wrapper started. A
+program that runs for a shorter time is not found, and its wrapper can hide how it ended."""
 _LONGEST_WAIT = 60.0
-"""Seconds after which it is looked again, whatever has become of the descriptors."""
+"""Seconds until the next look, even if no descriptor shows a change."""
 _END_WINDOW = 5.0
-"""Seconds after the end of a wrapper that has succeeded in which its program has to end: py-spy does not wait for a
-program that is about to.
-"""
+"""Seconds after a wrapper ended with success in which its program must end: py-spy does not wait for a program that is
+about to end."""
 
 
 class Wrapped(NamedTuple):
-    """What was started: `name` of the wrapper, for messages; the command lines of both; the variables by which the
-    program of this worker is told from those of others; and where it writes its error file.
-    """
+    """What was started: the wrapper's `name`, for messages; the command lines of both; the variables that distinguish
+    this worker's program from others; and where it writes its error file."""
 
     name: str
     wrapper: ProgramName
@@ -50,11 +48,11 @@ class Wrapped(NamedTuple):
 
 
 class WrappedProcess(AdoptedProcess):
-    """May be looked at from any thread.
+    """A wrapped worker's process. Any thread may inspect it.
 
     Args:
-        reaper, handle: of the wrapper.
-        wrapped: what it is.
+        reaper, handle: the wrapper's.
+        wrapped: what was started.
     """
 
     def __init__(self, reaper: ReaperClient, handle: ProcessHandle, wrapped: Wrapped) -> None:
@@ -63,14 +61,14 @@ class WrappedProcess(AdoptedProcess):
         self._looking = threading.Lock()
         self._began = self._look_at = SYSTEM_CLOCK.monotonic()
         self._is_program = wrapped.program == wrapped.wrapper
-        """Whether the wrapper has become the program."""
+        """Whether the wrapper became the program by `exec`."""
         self._program: ProcessHandle | None = None
         """The program, if it is another process."""
         self._end_noted = False
         self._program_code: int | None = None
-        """How it has ended, if the kernel has told that."""
+        """How the program ended, if the kernel reported it."""
         self._own_code: int | None = None
-        """The exit code of the wrapper, once that has ended."""
+        """The wrapper's exit code, once it ends."""
         self._ended = 0.0
 
     # The program
@@ -85,16 +83,15 @@ class WrappedProcess(AdoptedProcess):
         return self._program_code if self.exitcode is None else None
 
     def watch(self) -> None:
-        """Find the program, and note how it has ended, until the wrapper ends. For a thread of its own."""
+        """Find the program, and note how it ended, until the wrapper ends. Runs on its own thread."""
         while (own := self.fileno()) >= 0 and not readable(own):
             fd = self._look()
             seconds = min(self._next_look() - SYSTEM_CLOCK.monotonic(), _LONGEST_WAIT)
             until_readable([own, *([fd] if fd >= 0 else [])], seconds)
 
     def _look(self) -> int:
-        """Find the program, if that is due, and note how it has ended. Returns a descriptor that is readable when there
-        is more to note; -1 for none.
-        """
+        """Find the program if that is due, and note how it ended. Returns a descriptor that is readable when there is
+        more to note; -1 for none."""
         program = self._found()
         with self._looking:
             fd = -1 if program is None or self._end_noted else program.fileno()
@@ -107,7 +104,7 @@ class WrappedProcess(AdoptedProcess):
         return math.inf if self._is_program or self._program is not None else self._look_at
 
     def _found(self, *, now: bool = False) -> ProcessHandle | None:
-        """The program, if it is another process; looks for it if that is due, or `now`."""
+        """Return the program if it is another process; look for it if that is due, or `now`."""
         with self._looking:
             time = SYSTEM_CLOCK.monotonic()
             if (now or time >= self._next_look()) and self.exitcode is None and self._next_look() < math.inf:
@@ -125,9 +122,9 @@ class WrappedProcess(AdoptedProcess):
     def _take(self, pid: int | None) -> None:
         if pid is None:
             return
-        with suppress(OSError):  # it has ended, or no descriptor is free
+        with suppress(OSError):  # it ended, or no descriptor is free
             handle = open_process(pid)
-            # The pid may be another process's by now, which shows; unless that, or the program, has ended already.
+            # Another process might have the pid by now. This check shows it, unless that process or the program ended.
             if self._wrapped.program.fits(command_line(pid)) or readable(handle.fileno()):
                 self._program = handle
             else:
@@ -141,20 +138,20 @@ class WrappedProcess(AdoptedProcess):
             super().forward_signal(number)
 
     def _reached(self, program: ProcessHandle, number: int) -> bool:
-        """Send a signal to the program. Returns whether the wrapper is not to get it too (law 2)."""
+        """Send a signal to the program. Returns whether the wrapper must not get it too (law 2)."""
         if _has_ended(program):
             return number not in (SIGABRT, SIGKILL)
         try:
             program.send_signal(number)
         except ProcessLookupError:
             pass
-        except PermissionError:  # it runs as another user, whom its wrapper may signal
+        except PermissionError:  # it runs as another user, whom its wrapper can signal
             return False
         return number != SIGKILL
 
     def release(self) -> None:
         super().release()
-        with self._looking:  # a thread may look at its descriptor, which another file can have next
+        with self._looking:  # a thread might be looking at its descriptor, whose number another file could get
             if self._program is not None:
                 self._program.close()
 
@@ -174,7 +171,7 @@ class WrappedProcess(AdoptedProcess):
         return ExitStatus(True, self._judged(self._own_code, left=left))
 
     def _judged(self, code: int, *, left: bool) -> int:
-        """The exit code of the worker, whose wrapper has ended with this one. `left`: its program is still running."""
+        """The worker's exit code after its wrapper ended with this one. `left`: the program is still running."""
         name, how = self._wrapped.name, self._program_code
         if left and self._program is not None:
             self.fault = (
@@ -196,7 +193,7 @@ class WrappedProcess(AdoptedProcess):
         return self._program is not None and not _has_ended(self._program)
 
     def _find_left(self) -> None:
-        """Find a program that its wrapper has left at once: it is somewhere below the reaper."""
+        """Find a program that its wrapper left at once: it is somewhere below the reaper."""
         with self._looking:
             if not self._is_program and self._program is None:
                 self._take(find_program(self._reaper.pid, self._wrapped.program, self._wrapped.wrapper, self._is_ours))

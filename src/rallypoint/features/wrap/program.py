@@ -1,7 +1,8 @@
-"""The program behind a wrapper, as far as the kernel shows it: which process it is, and how it has ended.
+"""A wrapped program, as far as the kernel shows it: which process it is, and how it ended.
 
-A wrapper that calls `exec` is the program afterwards: the same process. Any other starts it as a child, or a child of
-its own does. The program is the process that runs the worker's command line, which ends that of the wrapper too:
+A wrapper that calls `exec` becomes the program: the process stays the same. Other wrappers start it as a child, or one
+of their children does. The program is the process that runs the worker's command line, with which the wrapper's command
+line ends:
 
     rallyrun --wrap='gdb -batch -ex run --args'
     101  gdb -batch -ex run --args python -u train.py     ends with the whole command: the wrapper
@@ -9,8 +10,8 @@ its own does. The program is the process that runs the worker's command line, wh
     102  /usr/bin/python3.11 -u train.py                  the program
     110  /usr/bin/python3.11 -u train.py                  below it: a data loader
 
-How it has ended is told to its parent alone, the wrapper. Since Linux 6.15 a pidfd tells it too; before that, only the
-process table does, until the wrapper has reaped it.
+The kernel reports how it ended only to its parent, the wrapper. Since Linux 6.15 a pidfd shows it too; before that,
+only the process table does, until the wrapper reaps the program.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _EXIT = 1 << 3
 """PIDFD_INFO_EXIT."""
 _STATUS_FIELD = 49
-"""Of /proc/PID/stat, counted from the state."""
+"""Field of /proc/PID/stat, counted from the state."""
 _MOST_PROCESSES = 1000
 
 
 class ProgramName(NamedTuple):
-    """The command line of a program, as /proc may show it.
+    """A program's command line, as /proc might show it.
 
-    `names` are those of its file: an interpreter may be shown by another name than it was given. `interpreters` are
-    those that a script names in its first line: it runs as `/bin/bash ./train.sh`.
+    `names` are its file's names: /proc might show an interpreter by another name than the command used. `interpreters`
+    are those in a script's first line: the script runs as `/bin/bash ./train.sh`.
     """
 
     words: Sequence[str]
@@ -49,7 +50,7 @@ class ProgramName(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> ProgramName:
-        """That of a program which these words start."""
+        """Create the name of the program that these words start."""
         path = shutil.which(words[0]) or words[0]
         return cls(words, frozenset(map(os.path.basename, (words[0], os.path.realpath(path)))), _interpreters(path))
 
@@ -63,14 +64,14 @@ class ProgramName(NamedTuple):
         )
 
     def fits(self, command: Sequence[str]) -> bool:
-        """Whether a command line is this one."""
+        """Whether a command line equals this one."""
         return self.ends(command) and (
             len(command) == len(self.words) or os.path.basename(command[0]) in self.interpreters
         )
 
 
 def _interpreters(path: str) -> frozenset[str]:
-    """The names of what runs a script; none if this is none."""
+    """Names of the interpreters that run a script; none if the file is no script."""
     try:
         with open(path, "rb") as file:
             first = file.readline(256)
@@ -86,16 +87,16 @@ def _interpreters(path: str) -> frozenset[str]:
 def find_program(
     root: int, program: ProgramName, wrapper: ProgramName, accepts: Callable[[int], bool] = lambda _pid: True
 ) -> int | None:
-    """The pid of the program of `wrapper`, the process `root` or one below it; None if it is not found.
+    """Find the pid of `wrapper`'s program: the process `root` or one below it; None if not found.
 
     Args:
-        root: where the search begins.
+        root: where the search starts.
         program: what the wrapper runs.
         wrapper: what was started.
-        accepts: whether the process of a pid may be it.
+        accepts: whether the process with a pid can be the program.
     """
     level, count = [root], 0
-    while level and count < _MOST_PROCESSES:  # the nearest: the program's data loaders have the same command line
+    while level and count < _MOST_PROCESSES:  # take the nearest: the program's data loaders have the same command line
         count += len(level)
         for pid in level:
             words = command_line(pid)
@@ -106,12 +107,12 @@ def find_program(
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line; none if it has ended."""
+    """Words of a process's command line; none if it ended."""
     return _words(f"/proc/{pid}/cmdline")
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables with which a process's program was started; none of one that may not be looked at."""
+    """Variables with which a process's program was started; none if reading them is not permitted."""
     return {name: value for name, _, value in (word.partition("=") for word in _words(f"/proc/{pid}/environ"))}
 
 
@@ -124,7 +125,7 @@ def _words(path: str) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, of all its threads."""
+    """Children of a process, of all its threads."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -144,7 +145,7 @@ def children(pid: int) -> list[int]:
 
 
 def exit_code(pid: int, fd: int) -> int | None:
-    """The exit code of a process that has ended, -N for a signal; None where the kernel does not tell it.
+    """The exit code of an ended process, -N for a signal; None if the kernel does not report it.
 
     Args:
         pid: its pid.

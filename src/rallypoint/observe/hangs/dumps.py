@@ -129,7 +129,7 @@ def _ask_by_pipe(path: str) -> bool:
     """Ask through the pipe. Returns whether a process group reads it."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # no process group has created it yet, or none reads it any more
+    except OSError:  # no process group has created it yet, or none is reading it any more
         return False
     try:
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1

@@ -286,7 +286,7 @@ def _write_evidence(folder: str, text: str) -> str:
     return ""
 
 
-# The processes below a worker
+# Processes below a worker
 
 
 _HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
@@ -294,7 +294,7 @@ _HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.p
 
 
 class Child(NamedTuple):
-    """A process below a worker: the evidence to send, and the full stacks."""
+    """A process below a worker: the evidence to send, and its full stacks."""
 
     pid: int
     found: ProcessEvidence

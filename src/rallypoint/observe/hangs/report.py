@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _USUAL = frozenset({"running", "sleeping"})
-"""States that are normal in a hang: a waiting process sleeps, a spinning one runs."""
+"""States that are normal in a hang: a waiting process sleeps, and a spinning process runs."""
 DIFFERS = "  <- differs"
 _MAX_RANGES = 16
 """Maximum number of ranges of ranks per line."""
@@ -58,7 +58,7 @@ class Situation(NamedTuple):
 
     @property
     def phrase(self) -> str:
-        """The words after the ranks in a sentence."""
+        """Words that follow the ranks in a sentence."""
         text = f"in {words}" if (words := calls_in_words(self.calls)) else self.state.replace(" exit code", "")
         return " ".join(filter(None, (text, f"({self.note})" if self.note else ""))) or "not readable"
 
@@ -148,7 +148,7 @@ def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Proc
 
 
 def _members_seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int]) -> tuple[int, ...]:
-    """The members of a group whose dump does not list them, as with gloo."""
+    """Members of a group whose dump does not list them, as with gloo."""
     return tuple(sorted(ranks)) if description == _DEFAULT else tuple(sorted(by_rank))
 
 

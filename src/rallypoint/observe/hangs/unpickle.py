@@ -66,7 +66,7 @@ def unpickled(file: IO[bytes], timeout: float) -> bytes:
 
 
 def main_of_child() -> None:
-    """Read a pickle from standard input and write JSON to standard output; exit with a code other than 0 on failure."""
+    """Read a pickle from standard input and write JSON to standard output; exit with a nonzero code on failure."""
     for what, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))
     value = PlainUnpickler(sys.stdin.buffer).load()

@@ -257,7 +257,7 @@ class HangReported(AgentEvent, kw_only=True, frozen=True, tag="hang"):
 
 
 class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
-    """The job has ended: `outcome` is succeeded, failed or stopped."""
+    """The job ended: `outcome` is succeeded, failed or stopped."""
 
     outcome: str
     detail: str = ""

@@ -37,7 +37,7 @@ log_handlers: dict[str, logging.Handler] = {
     RENDEZVOUS: logging.NullHandler(),
     "null": logging.NullHandler(),
 }
-"""Handlers by name. A program may add or replace one before its first event."""
+"""Handlers by name. A program can add or replace a handler before its first event."""
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:

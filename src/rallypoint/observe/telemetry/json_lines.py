@@ -40,8 +40,7 @@ _MEGABYTE = 1_000_000
 
 class JsonLinesHandler(logging.Handler):
     """Writes events to the file in `destination`, the text after `jsonl:`. Raises UserError if the file cannot be
-    written.
-    """
+    written."""
 
     takes_agent_events = True
     """This handler accepts `AgentEvent`s in addition to torch's events."""

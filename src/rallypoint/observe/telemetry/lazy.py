@@ -52,7 +52,7 @@ def put_metric_if_wanted(name: str, value: float) -> None:
 
 
 def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Count and time calls under torch's name for a method, like `metrics.prof`, if a handler may be configured."""
+    """Count and time calls under torch's name for a method (`metrics.prof`), if a handler might be configured."""
 
     def profile(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

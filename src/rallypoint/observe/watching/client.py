@@ -49,13 +49,13 @@ class UnreachableError(RallypointError):
 
 
 class WatcherSession:
-    """A session, used as an async context manager."""
+    """A session; use it as an async context manager."""
 
     def __init__(self, where: DialTarget, job: str) -> None:
         """Prepare the session without opening it.
 
         Args:
-            where: the control plane, with key and TLS.
+            where: the control plane, with its key and TLS.
             job: the job's id; empty for the only job, or for the list of jobs.
         """
         self._where = where
@@ -70,7 +70,7 @@ class WatcherSession:
         self._most_unfinished = _MAX_COLLECTED
 
     async def __aenter__(self) -> WatcherSession:
-        """Open the session, unless it is open."""
+        """Open the session unless it is open."""
         return self if self._session is not None else await self.open()
 
     async def open(self) -> WatcherSession:

@@ -132,7 +132,7 @@ class Collection:
             self._ask_more(now)
 
     def add(self, nodes: Iterable[NodeId], now: float) -> None:
-        """Follow these nodes too."""
+        """Also follow these nodes."""
         known = {*self._left, *self._sizes, *self._unread}
         self._left.extend(node for node in nodes if node not in known)
         self._ask_more(now)

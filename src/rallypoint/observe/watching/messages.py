@@ -57,7 +57,7 @@ class JobPhase(StrEnum):
 
 
 class MemberState(StrEnum):
-    """The role of a node in the job."""
+    """A node's role in the job."""
 
     PARTICIPANT = "participant"
     WAITING = "waiting"

@@ -65,8 +65,7 @@ Making = _Slices[Snapshot]
 
 def reported_round(state: State) -> int:
     """The round whose workers nodes report on: the running one, or the ended one while nodes wait for the next; -1 for
-    none.
-    """
+    none."""
     if state.complete:
         return state.round
     return -1 if state.ended is None or state.verdict is not None else state.ended.round
@@ -95,7 +94,7 @@ class _Report(NamedTuple):
 
 @dataclass(slots=True)
 class NodeReports:
-    """The last report of each node."""
+    """Each node's last report."""
 
     by_node: dict[NodeId, _Report] = field(default_factory=dict)
     changes: int = 0
@@ -113,7 +112,7 @@ class NodeReports:
 
 
 class JobView(NamedTuple):
-    """The data for all snapshots of one moment."""
+    """Data for all snapshots of one moment."""
 
     now: float
     incarnation: str

@@ -285,7 +285,7 @@ class WatcherSessions(Extension):
         return min((watcher.due_at for watcher in self._watchers.values()), default=math.inf)
 
     def snapshot(self, now: float) -> Callable[[], Snapshot]:
-        """Copy what may change. Returns a function, for any thread, that creates the snapshot of this moment."""
+        """Copy what can change. Returns a function, for any thread, that creates this moment's snapshot."""
         making = self._maker.snapshot(self._view(now))
         return lambda: at_once(making)
 
@@ -301,7 +301,7 @@ class WatcherSessions(Extension):
             )
         job, number, kind = self.job, next(self.job.extensions.numbers), command.kind
         nodes = [node for node in self._nodes_of(command) if node in job.sessions]
-        nodes.sort(key=lambda node: node not in job.state.quiet)  # quiet nodes first: there may not be room for all
+        nodes.sort(key=lambda node: node not in job.state.quiet)  # quiet nodes first: not all might fit
         is_logs = kind is CollectKind.LOGS
         follows = is_logs and command.cursor > 0 and job.state.verdict is None
         most = LIMITS[kind].of_node if follows else min(_MOST_OF_LOGS, room_for_each(kind, len(nodes)))
@@ -329,7 +329,7 @@ class WatcherSessions(Extension):
             self._followed_round = state.round
             for request in self._collections.values():
                 if request.collection.follows:
-                    with suppress(CommandRefused):  # the new round has no such rank
+                    with suppress(CommandRefused):  # the new round lacks this rank
                         request.collection.add(nodes_with_ranks(request.ranks, state), now)
 
     def _on_part(self, speaker: SessionRecord, part: CollectedPart, now: float) -> None:
@@ -348,7 +348,7 @@ class WatcherSessions(Extension):
             self.job.send(request.watcher, CommandReply(done=not detail, detail=detail))
 
     def _left_out(self, collection: Collection) -> Iterator[str]:
-        """Sentences about the parts missing from a collection."""
+        """Sentences about the parts that a collection lacks."""
         limits = collection.limits
         kinds: tuple[tuple[str, Iterable[NodeId]], ...] = (
             (f"no answer within {limits.seconds:g} s from", collection.silent),

@@ -1,8 +1,8 @@
-"""The module that an interpreter which becomes a zygote imports in its `site` phase, from a folder first on PYTHONPATH.
+"""Turns an interpreter into a zygote when imported in its `site` phase, from the first folder on PYTHONPATH.
 
-Any error here ends the process: continuing would run the user's script outside a round. In a copy that has become a
-worker the call returns, the real `sitecustomize` (if any) replaces this module, and the interpreter continues to the
-script as usual. The code must be valid in every version of Python.
+Any error here ends the process: continuing would run the user's script outside a round. In a copy that became a worker
+the call returns, the real `sitecustomize` (if any) replaces this module, and the interpreter continues to the script as
+usual. The code must be valid in every version of Python.
 """
 
 import os
