@@ -417,7 +417,7 @@ def _succeed_without_verdict(status: PolicyState, event: LinkLost) -> Decision:
 def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the link's failure must not hide the workers' failure
-        line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
+        line = warning(f"{event.detail}; this node ends the job with the failure of its own workers")
         verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
         return end(status, steps.End(JobEnded(verdict)), line, failed=True)
     return end(status, steps.End(event))

@@ -68,9 +68,9 @@ def shim(options: argparse.Namespace) -> int:
 def _run(command: list[str]) -> int:
     """Replace this process with a command under the shim."""
     if not command:
-        raise UsageError("there is no command; write it after --: rallyctl shim run -- accelerate launch train.py")
+        raise UsageError("the command is missing; write it after --: rallyctl shim run -- accelerate launch train.py")
     if not os.access(_FOLDER / "torchrun", os.X_OK):  # otherwise the shell would run torch's own `torchrun`
-        raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
+        raise UserError(f"{_FOLDER / 'torchrun'} is not executable; reinstall Rallypoint, or run chmod +x on this file")
     for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
         others = os.environ.get(name, default)
         os.environ[name] = os.pathsep.join([str(_FOLDER), *([others] if others else [])])

@@ -43,7 +43,7 @@ class ErrorHandler:
 
             faulthandler.enable(all_threads=True)
         except Exception as error:  # standard error might be closed, or not a file
-            _logger.warning("a crash of this process will show no Python stack: %s", error)
+            _logger.warning("a crash of this process will not show a Python stack: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
         """Write `e` and its traceback, if a path is set."""

@@ -197,7 +197,7 @@ class Dialer:
 
     async def _resolve(self) -> list[_Address]:
         """Return the name's addresses, starting with those most likely to answer. Only one look-up runs at a time."""
-        self.unfinished = f"the look-up of the name {self._endpoint.host!r} got no answer"
+        self.unfinished = f"the lookup of the name {self._endpoint.host!r} was not answered"
         if self._lookup_task is None:
             self._lookup_task = asyncio.ensure_future(_look_up(self._endpoint))
         await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)

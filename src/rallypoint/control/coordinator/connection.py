@@ -232,7 +232,7 @@ class ControlConnection:
 
     def _break_off(self) -> None:
         """Handle a defect of ours: end only this connection, and log the error."""
-        log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
+        log.exception("control connection from %s: a message could not be handled, so it is closed", self._peer)
         self._session.end("a message could not be handled: this is a bug in the control plane; see its log")
         self.abort()
 
@@ -335,7 +335,7 @@ class ControlConnection:
         try:
             fallback(self._transport.hand_over(), data)
         except OSError as error:  # no threads are left
-            self._close(f"what else is served on this port cannot take it over: {error}")
+            self._close(f"the other service on this port cannot take it over: {error}")
 
     def _refuse(self, sentence: str) -> None:
         self._session.refuse(sentence)
@@ -613,7 +613,7 @@ class Connections:
             if payloads:
                 connection.send(*payloads)
         except Exception:  # affects only this connection: continue with the others
-            log.exception("a notification could not be sent; the control connection is closed")
+            log.exception("a notification could not be sent, so the control connection is closed")
             connection.abort()
 
     # Work that takes several turns

@@ -520,7 +520,7 @@ def _delete_if_last(
         if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd might refuse writes but still end leases
-        context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
+        context.log(INFO, "the job's data stays in etcd until its lease expires: %s", error)
 
 
 def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:

@@ -53,7 +53,7 @@ ATTEMPT = 1.0
 _MAX_ATTEMPT = 10.0
 IDLE = 1.1
 """Seconds of silence before a watch asks for a member's status; short enough for a lease of 3 s."""
-_DEFAULT_REMEDY = "check whether most of its members run"
+_DEFAULT_REMEDY = "check that most of its members are running"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 """Maximum pause between two rounds over all members: the first value, doubled until a member answers, up to the second.
 Each pause is a random part of this, so that the agents of a large job do not all return at the same time."""

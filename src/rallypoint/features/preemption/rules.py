@@ -92,7 +92,7 @@ def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decisio
     if not event.whole_job:  # one node leaves, which no longer matters once the whole job ends
         return (status, ()) if NOTED in status.noted else None
     if status.phase in _WITHOUT_WORKERS:  # the node will never start its round's workers
-        line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
+        line = warning(f"{event.node} {event.why}: the job is preempted; no workers are running here")
         forming = _note(status, f"{event.node} {event.why}")._replace(pending_placement=None)
         return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
     if status.phase not in STARTED or event.round != status.round:

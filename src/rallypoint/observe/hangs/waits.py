@@ -101,7 +101,7 @@ def _on_descriptor(pid: int, call: str, fd: int) -> str:
             what = "a pipe" if target.startswith("pipe:") else path if path[0] == "/" else ""
             return f"it is reading {what}" if what else ""
         if call in _WRITES and fd in (1, 2):
-            return "it writes to its console, which accepts no more output"
+            return "it is writing to its console, which is full"
         if call in _WRITES and path.startswith("/"):
             return f"it is writing {path}"
         if call in _LOCKS and path.startswith("/"):

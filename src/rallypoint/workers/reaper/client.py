@@ -496,7 +496,7 @@ def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[b
     texts = (*argv, *env, *env.values())
     if "\0" in "".join(texts):
         text = next(text for text in texts if "\0" in text)
-        raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
+        raise UserError(f"{text!r} contains a null byte, which cannot be passed to a program; remove it")
     # Do not use `fsencode`, a slow Python function: a start of many workers encodes thousands of variables.
     arguments = [text.encode(_ENCODING, _ERRORS) for text in argv]
     return arguments, {name.encode(_ENCODING, _ERRORS): text.encode(_ENCODING, _ERRORS) for name, text in env.items()}
