@@ -110,7 +110,10 @@ def one_that_is_killed_costs_nothing(rallyrun: Launcher) -> None:
     job = start(rallyrun)
     before = ups(job, (0, 1), 2)
     os.kill(first := next_standby(job, 1, ready=False), signal.SIGKILL)
-    job.until_err(f"the standby worker {first} has failed: Signal 9 (SIGKILL) received by PID {first}; another one will be started")
+    job.until_err(
+        f"the standby worker {first} has failed: Signal 9 (SIGKILL) received by PID {first}; "
+        "another one will be started"
+    )
     (rallyrun.folder / "hold").unlink()
     os.kill(second := next_standby(job, 2), signal.SIGKILL)
     job.until_err(f"the standby worker {second} has failed")

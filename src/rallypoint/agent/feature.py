@@ -209,8 +209,7 @@ class Feature:
         """Release everything at the end of the run."""
 
     def finish(self, error: BaseException | None) -> None:
-        """Finish the launch, which ended with this error or without one. Only `launch_agent` calls it, after `close`.
-        """
+        """Finish the launch, which ended with this error or with none. Only `launch_agent` calls it after `close`."""
 
 
 class FeatureSet:

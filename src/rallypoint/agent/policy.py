@@ -78,7 +78,6 @@ INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 
 
 class Phase(Enum):
-
     CHECKING = auto()
     FORMING = auto()
     RUNNING = auto()
@@ -473,8 +472,7 @@ def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Deci
 
 
 def _drain_before_start(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    """Drain a round whose workers have not started yet, since nodes are waiting to join: no worker could save anything.
-    """
+    """Drain a round for waiting nodes before its workers start: no worker has anything to save."""
     pending = status.pending_placement
     if pending is None or pending.round != event.round or not event.waiting:
         return status, ()

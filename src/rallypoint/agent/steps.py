@@ -219,7 +219,6 @@ class PostStopNotice(NamedTuple):
 
 
 class LogLine(NamedTuple):
-
     text: str
     warning: bool = False
 

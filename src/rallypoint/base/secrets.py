@@ -51,8 +51,7 @@ def new_secret() -> str:
 
 
 def token(secret: Secret, job: str) -> str:
-    """The token of one job, which nodes get instead of the secret. Raises UsageError if `secret` is already a token.
-    """
+    """The token of one job, which nodes get instead of the secret. Raises UsageError if `secret` is already a token."""
     if secret.texts[0].startswith(TOKEN_PREFIX):
         raise UsageError(f"{SECRET} is a job's token, but tokens are derived from a secret; set the secret instead")
     return TOKEN_PREFIX + _text(secret.keys(job)[0])

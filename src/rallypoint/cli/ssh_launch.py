@@ -61,9 +61,7 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
     variables = _variables(options)
     known = read_command(command, {key: text for key, text in variables.items() if key.startswith("PET_")}, len(hosts))
     if 0 < known.most < len(hosts):
-        print_error(
-            f"rallyctl: {known.most} of {len(hosts)} hosts run at a time (--nnodes); the others are spares"
-        )
+        print_error(f"rallyctl: {known.most} of {len(hosts)} hosts run at a time (--nnodes); the others are spares")
     # A control plane outside this launch might have no secret, and would refuse nodes that have one.
     if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
         variables[SECRET] = text

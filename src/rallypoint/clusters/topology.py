@@ -38,8 +38,7 @@ def check_topology(domain: str, segment: int, min_nodes: int) -> None:
 
 
 def node_domain(option: str) -> str:
-    """The name of this node's domain: `option` or, for `auto`, the one found, which is logged; empty if unknown.
-    """
+    """The name of this node's domain: `option` or, for `auto`, the one found, which is logged; empty if unknown."""
     if option != "auto":
         return option
     domain = find_domain(os.environ)

@@ -345,8 +345,7 @@ class OomKills:
         )
 
     def context(self, killed: int) -> str:
-        """A sentence about a worker that ended otherwise, if others in its group were killed (`killed`: see `reason`).
-        """
+        """A sentence on a worker that ended otherwise, if others in its group were killed (`killed`: see `reason`)."""
         count = self._count() - self._before
         if self._group is None or count <= 0:
             return ""

@@ -319,8 +319,7 @@ def round_scope(group: WorkerGroup, placement: Placement) -> str:
 
 
 class PeerUser(Protocol):
-    """A user of other nodes' records. Its methods run on the loop's thread, or on the round's while the loop waits.
-    """
+    """A user of other nodes' records. Its methods run on the loop's thread, or on the round's while the loop waits."""
 
     use: str
     """Name for its ports: lower-case letters, digits and hyphens."""

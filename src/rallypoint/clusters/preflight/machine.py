@@ -211,8 +211,7 @@ def _limit(number: int) -> str:
 
 
 def _capabilities() -> int:
-    """This process's effective capabilities, as bits, with `_USER_ROOT`; 0 if they lift no limits or are unknown.
-    """
+    """This process's effective capabilities, as bits, with `_USER_ROOT`; 0 if they lift no limits or are unknown."""
     with suppress(OSError, ValueError):
         with open("/proc/self/uid_map", encoding="utf-8") as file:
             if file.read().split() != _FIRST_NAMESPACE:

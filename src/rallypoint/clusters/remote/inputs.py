@@ -156,9 +156,7 @@ def _is_ipv6(text: str) -> bool:
 def _slots(text: str, source: str) -> int:
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MOST_SLOTS:
         port = "; ssh's port goes into ~/.ssh/config" if text.isdecimal() else ""
-        raise UsageError(
-            f"{source}: {printable(text)!r} is not a number of slots; use 1 to {MOST_SLOTS}{port}"
-        )
+        raise UsageError(f"{source}: {printable(text)!r} is not a number of slots; use 1 to {MOST_SLOTS}{port}")
     return int(text)
 
 

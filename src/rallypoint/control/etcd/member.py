@@ -39,8 +39,7 @@ def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in a separate task and return its result. The waiting task can be cancelled even if the work cannot.
-    """
+    """Run `work` in a separate task and return its result. The waiting task can be cancelled; the work cannot."""
     task = start_task(work)
     try:
         await asyncio.wait({task})

@@ -199,8 +199,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @cache
 def _decoder_of(kind: type) -> msgspec.msgpack.Decoder[object]:
-    """Create a decoder on first use: most kinds never arrive at a node, and creating all would take some milliseconds.
-    """
+    """Create a decoder on first use: most kinds never arrive at a node, and creating all takes milliseconds."""
     return msgspec.msgpack.Decoder(kind)
 
 

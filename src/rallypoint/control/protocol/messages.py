@@ -611,5 +611,4 @@ class Link(Protocol):
         """Send a request. Never blocks; a lost link delivers `LinkLost`."""
 
     def close(self) -> None:
-        """End the session: the other nodes then count this node as gone. Idempotent; nothing is delivered afterwards.
-        """
+        """End the session: other nodes then count this node as gone. Idempotent; nothing is delivered afterwards."""

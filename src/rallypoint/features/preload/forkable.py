@@ -88,9 +88,7 @@ def parse_command(argv: Sequence[str]) -> PreloadCommand:
                 at += not rest
                 break
             if letter not in _FLAGS:
-                raise NotForkable(
-                    _REFUSED.get(letter, f"{argv[at]} is an interpreter flag that forks cannot have")
-                )
+                raise NotForkable(_REFUSED.get(letter, f"{argv[at]} is an interpreter flag that forks cannot have"))
         at += 1
     if at >= len(argv) or argv[at] == "-":
         raise NotForkable("the interpreter's command contains no script")

@@ -61,9 +61,7 @@ def check(own: Features, environ: Mapping[str, str], flag: str = "--wrap", ranks
         if recovery.standby:
             raise UsageError("standby workers cannot run in a wrapper; remove --standby or --wrap")
         if recovery.preload and not ranks.ranges:
-            raise UsageError(
-                "wrapped workers cannot use --preload; choose the ranks to wrap with --wrap-ranks"
-            )
+            raise UsageError("wrapped workers cannot use --preload; choose the ranks to wrap with --wrap-ranks")
 
 
 class Wrap(Feature, Source):

@@ -85,8 +85,7 @@ def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
 
 
 def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
-    """Make all recorders dump concurrently. Answers of torch's worker server are saved in `folder`; empty for nowhere.
-    """
+    """Make all recorders dump concurrently. Save the answers of torch's worker server in `folder`, if set."""
     deadline = Deadline.after(TIMEOUT)
     with ThreadPoolExecutor(max(1, min(len(recorders), _AT_ONCE)), "dumps") as pool:
         return list(pool.map(lambda rank: _dump_of(rank, recorders[rank], folder, deadline), sorted(recorders)))

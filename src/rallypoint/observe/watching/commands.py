@@ -215,9 +215,7 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
         if place < len(ends):
             nodes[in_order[place][0]] = None
         elif len(ends) < len(in_order):
-            raise CommandRefused(
-                f"a node with lower ranks succeeded and left, so it is unknown which node has {rank}"
-            )
+            raise CommandRefused(f"a node with lower ranks succeeded and left, so it is unknown which node has {rank}")
         else:
             raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")
     return list(nodes)

@@ -50,9 +50,7 @@ _LISTEN = "listen"
 def check_run_id(run_id: str) -> None:
     """Raise UserError if the id could not be sent, or would change on arrival (`control.protocol.validation`)."""
     if not run_id.isprintable():  # bytes that are not UTF-8 are also unprintable
-        raise UserError(
-            f"the run id {run_id!r} contains unprintable characters; choose one without them (--rdzv-id)"
-        )
+        raise UserError(f"the run id {run_id!r} contains unprintable characters; choose one without them (--rdzv-id)")
     if len(run_id.encode()) > MAX_LINE:
         raise UserError(f"the run id has more than {MAX_LINE} bytes; choose a shorter one (--rdzv-id)")
 

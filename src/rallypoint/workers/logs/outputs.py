@@ -64,8 +64,7 @@ if TYPE_CHECKING:
             """Start lines that only this worker wrote with this prefix from now on; a rank replaces its global rank."""
 
     class Merger(Protocol):
-        """Merges lines of several workers and shows them on one console stream. Only the stream's thread may call it.
-        """
+        """Merges lines of several workers and shows them on one console stream. Only the stream's thread calls it."""
 
         def source(self, local_rank: int) -> MergedStream: ...
 
