@@ -53,9 +53,7 @@ def test_names_that_are_not_there() -> None:
     assert interface_names("auto") == "auto"
     assert interface_names("lo") == "lo"
     for text in ("eth99", "lo,", "lo, lo", "Auto"):
-        with pytest.raises(
-            UserError, match=" is not a network interface on this machine; use auto, or one or more of"
-        ):
+        with pytest.raises(UserError, match=" is not a network interface on this machine; use auto, or one or more of"):
             interface_names(text)
 
 

@@ -106,9 +106,7 @@ def test_where_addresses_are_in_doubt_all_may_and_a_line_says_why(case: str) -> 
     )
     strict, warning = peers_of(parse_policy("members"), told, OWN, "10.0.0.1")
     assert strict is not None
-    assert warning.startswith(
-        f"the worker store might refuse workers, because {why}; add the networks"
-    )
+    assert warning.startswith(f"the worker store might refuse workers, because {why}; add the networks")
 
 
 def test_who_insists_on_members_has_the_addresses_as_they_are_seen_too() -> None:
