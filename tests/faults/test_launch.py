@@ -129,7 +129,10 @@ def test_each_host_that_cannot_be_reached_has_its_line(hosts: Fixture) -> None:
     ("flags", "words"),
     [
         (["--python=./other", "--", "true"], "n2 has Rallypoint 9.9, and "),
-        (["--chdir=/no/folder", "--", "true"], "n2 has no working folder '/no/folder' (No such file or directory)"),
+        (
+            ["--chdir=/no/folder", "--", "true"],
+            "n2 does not have the working folder '/no/folder' (No such file or directory)",
+        ),
     ],
 )
 def test_what_hosts_do_not_have_is_said_before_the_start(hosts: Fixture, flags: list[str], words: str) -> None:
@@ -306,7 +309,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
     os.kill(supervisor, signal.SIGKILL)
     assert job.ends() == 1
     assert "n2: the connection was lost" in job.err
-    assert "fewer hosts are left than the 3 that the job needs, so it ends" in job.err
+    assert "fewer hosts are left than the 3 that the job needs, so the job is ending" in job.err
     forget_temporary(launcher)
 
 
@@ -317,7 +320,7 @@ def test_the_first_host_has_the_control_plane(hosts: Fixture) -> None:
     up(job, 3)
     ssh.lose("n1")
     assert job.ends() == 1
-    assert "n1 hosted the control plane, so the job ends" in job.err
+    assert "n1 hosted the control plane, so the job is ending" in job.err
     forget_temporary(launcher)
 
 

@@ -53,7 +53,7 @@ def test_no_worker_starts_on_a_place_that_is_older_than_the_lease(cluster: Clust
     with c.host.unplugged():
         until(lambda: gone(old), "the old worker is killed")
         all_up((a, b), starts=3, world_size=2)
-        c.job.until_err("the workers start when it confirms their round")
+        c.job.until_err("the workers will start when it confirms their round")
         stays([a, b], cluster.lease)
         assert len(c.ups) == 1, "a worker was started in a round that is over"
     for agent, starts in ((a, 4), (b, 4), (c, 2)):

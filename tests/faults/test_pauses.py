@@ -61,7 +61,7 @@ def test_longer_than_the_lease_with_a_place_that_was_not_taken_yet(cluster: Clus
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
         until(lambda: gone(old), "the old worker is killed")
-        c.job.until_err("the workers start when it confirms their round")
+        c.job.until_err("the workers will start when it confirms their round")
         assert len(c.ups) == 1, "a worker was started in a round that is over"
     for agent, starts in ((a, 4), (b, 4), (c, 2)):
         agent.comes_up(1, starts=starts, world_size=3)

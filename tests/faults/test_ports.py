@@ -151,7 +151,7 @@ def test_only_the_members_of_a_round_use_its_store(cluster: Cluster, backend: st
     cluster.all_up(agents)
     store = store_of(agents[0])
     assert [uses_store(host, store) for host in (first, second, outsider)] == ["served", "served", "refused"]
-    agents[0].job.until_err(f"the store closes the connection from {outsider.address}:")
+    agents[0].job.until_err(f"the store is closing the connection from {outsider.address}:")
     assert not [agent.name for agent in agents if ANYBODY in agent.job.err]
     cluster.finish(agents)
 

@@ -124,7 +124,7 @@ class Outcome(NamedTuple):
     @property
     def is_ours(self) -> bool:
         """Whether Rallypoint says that it has launched this."""
-        return "launches this in place of" in self.said
+        return "runs instead of" in self.said
 
 
 def run(launcher: Launcher, *, shim: bool, kill: bool) -> Outcome:

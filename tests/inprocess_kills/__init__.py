@@ -131,7 +131,7 @@ class Kills:
         os.close(self._pipe)
         log = "\n".join(line for job in self._jobs for line in (*job.out, job.err))
         counts = self._killed["worker"], self._killed["agent"], len(self._seen)
-        entered = log.count("a standby worker takes over as")
+        entered = log.count("a standby worker is taking over as")
         return Outcome(loss, *counts, self._kept, entered, self._rounds, self._lost, recoveries, log)
 
     def _await_standby_workers(self) -> None:
@@ -145,7 +145,7 @@ class Kills:
         os.kill(self._pids[0], signal.SIGSTOP)
         try:
             for agent in self._agents:
-                agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker takes over as"))
+                agent.until_err("a standby worker is ready", 1 + agent.err.count("a standby worker is taking over as"))
         finally:
             os.kill(self._pids[0], signal.SIGCONT)
 

@@ -108,7 +108,7 @@ def test_what_can_be_done_without_is(rallyrun: Launcher) -> None:
 def test_workers_start_without_preloading_where_they_cannot_be_forked(rallyrun: Launcher) -> None:
     job = denied(rallyrun, "memfd_create=EPERM", "--standalone", "--preload=json")
     assert job.ends() == 0, job.err
-    assert "Workers start without preloading: the system call memfd_create" in job.err
+    assert "Workers will start without preloading: the system call memfd_create" in job.err
 
 
 # Folders of the system, in mount namespaces

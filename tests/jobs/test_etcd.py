@@ -165,7 +165,7 @@ def the_coordinator_of_a_preempted_job_is_killed_and_the_job_ends_when_all_have_
     made, coordinator, others = started(nodes, "ABC")
     others[0].job.signal(signal.SIGUSR2)
     for node in made:
-        node.job.until_err("the job is preempted; the workers have 8 s to save and acknowledge")
+        node.job.until_err("the job is being preempted; the workers have 8 s to save and acknowledge")
     coordinator.dies()
     all_end(others, 143)
     for node in others:

@@ -15,7 +15,10 @@ pytestmark = needs_compiler
 GIB = 1 << 30
 IN_USE = f"{80 * GIB} {62 * GIB}"
 """A GPU's memory, and that in use; processes follow."""
-STARTED = "the workers start although GPU memory was not free after 0.5 s (--gpu-memory-timeout): GPU 0: 61 GiB held by"
+STARTED = (
+    "starting the workers even though GPU memory was still in use after 0.5 s (--gpu-memory-timeout): GPU 0: 61 GiB "
+    "held by"
+)
 
 _ON_A_NODE_WITH_A_GPU = """
 import sys

@@ -82,7 +82,7 @@ def test_all_kinds_of_hang_are_told_on_all_nodes_before_the_job_ends(rallyrun: L
     second = rallyrun(*flags, "--nproc-per-node=3", "--node-rank=1", script)
     assert [first.ends(), second.ends()] == [124, 124], first.err + second.err
     for job in (first, second):
-        assert job.err.count("the job hangs: no rank of its 2 nodes has") == 1, job.err
+        assert job.err.count("the job is hung: no rank of its 2 nodes has") == 1, job.err
         assert "script.py FAILED: the job hangs" in job.err
         assert "are restarted" not in job.err
     told = report(first)
@@ -135,7 +135,7 @@ def test_a_job_that_gives_signs_of_life_is_left_alone(rallyrun: Launcher) -> Non
     job.until_err("(--on-hang=report)", 2)
     (rallyrun.folder / "end").touch()
     assert job.ends() == 0, job.err
-    assert job.err.count("the job hangs: no rank of its node has") == 2, job.err
+    assert job.err.count("the job is hung: no rank of its node has") == 2, job.err
 
 
 ONCE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.jobs.launching import Launcher
 from tests.jobs.nodes import all_end, all_up, c10d
 
-LEFT = "this node leaves the job: its workers failed"
+LEFT = "this node is leaving the job: its workers failed"
 
 
 def test_a_spare_takes_the_place_of_a_node_that_has_failed_too_often(rallyrun: Launcher) -> None:

@@ -103,7 +103,7 @@ def who_lives_goes_on_and_so_does_what_it_has_started(rallyrun: Launcher) -> Non
         assert goes_on(before[0], after[0])
         assert is_new(before[1], after[1])
         before = after
-    assert job.err.count("1 of 2 workers continue in their processes") == 2
+    assert job.err.count("1 of 2 workers keep their processes") == 2
     for each in children[1]:
         rallyrun.until_gone(each)  # what the dead one has left
     assert Path(f"/proc/{children[0][0]}/comm").read_text() == "sleep\n"
@@ -127,7 +127,7 @@ def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> N
     assert goes_on(before[0], after[0])
     assert is_new(before[1], after[1])
     assert is_new(before[2], after[2])
-    told = f"worker {before[1].pid} (local rank 1) did not leave its function within 3 s"
+    told = f"worker process {before[1].pid} (local rank 1) did not leave its function within 3 s"
     assert told in job.err
     finishes(rallyrun, job)
 
@@ -219,7 +219,7 @@ def who_dies_while_it_waits_is_started_anew(rallyrun: Launcher) -> None:
     b.dies()
     a.job.until_err("1 of 1 workers wait in their processes")
     os.kill(before.pid, signal.SIGKILL)
-    a.job.until_err(f"worker {before.pid} (local rank 0) ended while it was waiting, so it is restarted")
+    a.job.until_err(f"worker process {before.pid} (local rank 0) ended while it was waiting, so it is being restarted")
     b = nodes.start("B")
     ups(b.job, (1,), 2)
     a.job.until(lambda lines: sum("up " in line for line in lines) == 2, "a new worker")
@@ -262,7 +262,7 @@ def where_one_node_cannot_all_are_started_anew(rallyrun: Launcher) -> None:
     os.kill(plain.pid, signal.SIGKILL)
     assert is_new(before, ups(a.job, (0,), 2, 1)[0])
     assert is_new(plain, ups(b.job, (1,), 2, 1)[1])
-    assert "not all workers of the job can continue in their processes" in a.job.err
+    assert "not all workers of the job can keep theirs" in a.job.err
     finishes(rallyrun, a.job, b.job)
 
 

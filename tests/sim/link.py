@@ -325,7 +325,7 @@ class SimLink:
         """The server has disconnected, or the connection is broken."""
         if connection is self.connection and not self._closed:
             if self._open:
-                self._lose(connection, "reset" if reset else "it closed the connection")
+                self._lose(connection, "reset" if reset else "the server closed the connection")
             else:
                 self._failed(self._attempts)
 

@@ -78,7 +78,7 @@ def test_a_signal_has_all_save_and_the_job_requeued_and_it_resumes_there(jobs: S
 def test_the_time_limit_is_forestalled(jobs: SlurmJobs) -> None:
     job = train(jobs, "--stop-before-end=55", "--requeue=3", "--shutdown-timeout=5", options=("--time=1",))
     job.until_said("run 0: saved step", 2)
-    assert job.count(r"reports that Slurm job \d+ ends in 5\d s: the job is preempted; the workers have 4\d") == 2
+    assert job.count(r"reports that Slurm job \d+ ends in 5\d s: the job is being preempted; the workers have 4\d") == 2
     until_it_waits(job)
     assert job.count(r"is requeued \(1 of 3\)") == 1
 

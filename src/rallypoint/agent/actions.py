@@ -284,7 +284,7 @@ class Actions(Source):
         finally:
             self._ended()
             for on_workers_gone in self._workers.hooks.on_workers_gone:
-                guarded("what a feature still has to tell", on_workers_gone)
+                guarded("a feature's final report", on_workers_gone)
 
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED

@@ -156,6 +156,7 @@ class Confirmation:
 
     def _log(self) -> None:
         log.warning(
-            "nothing arrived from the control plane for more than %g s; the workers start when it confirms their round",
+            "nothing has arrived from the control plane for more than %g s; the workers will start when it "
+            "confirms their round",
             self._rendezvous.lease,
         )

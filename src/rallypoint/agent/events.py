@@ -78,7 +78,7 @@ def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        guarded("the record of events", method, *args, **kwargs)
+        guarded("recording events", method, *args, **kwargs)
 
     return call
 
@@ -215,7 +215,7 @@ class AgentEvents:
     def _record(self, made: Iterable[TorchEvent]) -> None:
         """Record events. Never raises: logs the handler's exceptions."""
         if self._destination != "null":
-            guarded("the record of events", self._record_each, made)
+            guarded("recording events", self._record_each, made)
 
     def _record_each(self, made: Iterable[TorchEvent]) -> None:
         for event in made:
@@ -480,7 +480,7 @@ class AgentEventLog:
         self._tell(events.PhaseBegan, elapsed=now - self._began, phase=phase, seconds=held_back)
 
     def _tell(self, kind: type[events.AgentEvent], **fields: Any) -> None:
-        guarded("the record of events", self._record, kind, fields)
+        guarded("recording events", self._record, kind, fields)
 
     def _record(self, kind: type[events.AgentEvent], fields: dict[str, Any]) -> None:
         event = self._made(kind, fields)

@@ -259,7 +259,7 @@ class FeatureSet:
             except UserError:
                 raise
             except Exception as error:
-                log.warning("the feature %r cannot be loaded, so the job continues without it: %s", row.name, error)
+                log.warning("the feature %r cannot be loaded; the job continues without it: %s", row.name, error)
 
     def load_for(self, event: Event) -> None:
         """Create the features that are due with the first message of this type."""
@@ -272,7 +272,7 @@ class FeatureSet:
         """Finish all features (`Feature.finish`), including those that wait for a place which never came."""
         self.load(Load.WHEN_PLACED)
         for finish in self._agent.workers.hooks.finish:
-            guarded("the end of a feature", finish, error)
+            guarded("closing a feature", finish, error)
 
     def _add(self, row: Row) -> None:
         workers = self._agent.workers

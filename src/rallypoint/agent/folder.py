@@ -163,7 +163,7 @@ class WorkerFolder(Source):
         try:
             self._folder = os.path.join(temporary_folder(), f"rallypoint-notices-{os.urandom(16).hex()}")
         except UserError as error:
-            log.warning("workers will receive no notices: %s", error)
+            log.warning("workers will not receive any notices: %s", error)
             self._folder = ""
         return self._folder
 
@@ -188,7 +188,7 @@ class WorkerFolder(Source):
                 self._inotify = self._watch()
         except OSError as error:
             log.warning(
-                "the workers cannot be notified of the %s, so the agent does not wait for them: %s", reason, error
+                "the workers cannot be notified of the %s, so the agent will not wait for them: %s", reason, error
             )
             self._seen = False
         self._awaits_acknowledgements = waits
@@ -452,7 +452,7 @@ class _FileReader:
         """The last result, None before the first look; a mark of zeros if the file did not exist."""
         self._ending = threading.Event()
         if start_thread(self._run, "rallypoint-progress") is None:
-            log.warning("the progress file will not be read: this machine allows no more threads")
+            log.warning("the progress file will not be read: this machine does not allow any more threads")
 
     def close(self) -> None:
         self._ending.set()  # do not wait for a disk that might hang

@@ -167,7 +167,7 @@ def announce(in_place_of: str) -> None:
     from rallypoint.base.version import __version__
 
     IN_PLACE_OF.set(in_place_of)
-    text = "Rallypoint %s launches this in place of %s (rallyctl shim; RALLYPOINT_SHIM=0 leaves it to torch's own)"
+    text = "Rallypoint %s runs instead of %s (rallyctl shim; RALLYPOINT_SHIM=0 restores torch's launcher)"
     log.info(text, __version__, in_place_of)
 
 

@@ -90,7 +90,7 @@ def run_agent(
             try:
                 workers.rendezvous.shutdown()
             except Exception:  # such as one from an overridden method
-                log.exception("the rendezvous could not be shut down; this does not change the outcome of the job")
+                log.exception("the rendezvous could not be shut down; this does not change the job's outcome")
             finally:
                 workers.close()
 

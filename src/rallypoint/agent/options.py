@@ -54,7 +54,7 @@ def framework_kinds(text: str) -> tuple[str, ...]:
     try:
         return checked_frameworks([part.strip() for part in text.split(",")])
     except UserError as error:
-        raise UsageError(f"{text!r} is not a list of frameworks: {error}") from None
+        raise UsageError(f"{text!r} is not a valid list of frameworks: {error}") from None
 
 
 def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ class HangOptions(OptionRecord):
     )
     on_hang = Flag(
         OneOf("report", "restart", "fail"),
-        "What to do about a hang: report (start with this), restart, or fail (exit code 124)",
+        "Reaction to a hang: report (start with this), restart, or fail (exit code 124)",
         metavar="WHAT",
         default="report",
         bad=("", "kill", "Report"),
@@ -245,20 +245,20 @@ class RecoveryOptions(OptionRecord):
     )
     inprocess_timeout = Flag(
         duration,
-        "Time limit for a rallypoint.inprocess worker to leave a round that ended, before it is killed",
+        "Time limit for a rallypoint.inprocess worker to leave an ended round before it is killed",
         metavar="SECONDS",
         default=10.0,
         bad=("0", "-1", "nan", "inf", "86401", "soon"),
     )
     fence = Flag(
         SWITCH,
-        "Kill this node's workers if the control plane is silent for the length of the lease",
+        "Kill this node's workers if the control plane is silent for a whole lease",
         default=False,
         bad=("1",),
     )
     gpu_memory_timeout = Flag(
         seconds,
-        "Maximum time that a restart waits for ended workers' GPU memory; 0: do not check",
+        "Time limit for a restart to wait for ended workers' GPU memory; 0: do not check",
         metavar="SECONDS",
         default=10.0,
         bad=("-1", "nan", "3601", "x"),

@@ -263,7 +263,7 @@ def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decis
     by = status.drained_by
     text = f"{_why_it_leaves(status, number)}; ending the workers and leaving the job"
     if number in INTERRUPTS and status.has_workers:
-        text += "; another interrupt kills them at once"
+        text += "; another interrupt will kill them at once"
     before: list[steps.Step] = [warning(text), LeaveRequest(why=f"drained by {by}" if by else "")]
     if status.phase is Phase.RUNNING and number == SIGTERM:
         before.append(steps.PostStopNotice())
@@ -315,13 +315,13 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
         return status, ()
     if status.leave_signal:
         ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
-        return ending, (warning(_log_round_end(event, "this node leaves the job")), *then)
+        return ending, (warning(_log_round_end(event, "this node is leaving the job")), *then)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
     # All nodes might have received the signal that makes one leave.
     shared = event.end.reason is Reason.DEPARTED
     stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
     if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
-        line = warning(_log_round_end(event, "this node is checked before it rejoins"))
+        line = warning(_log_round_end(event, "this node will be checked before it rejoins"))
         checking = status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM)
         return checking, (line, stop._replace(ends_all=True))
     line = warning(_log_round_end(event, _next_round(event.end)))
@@ -374,7 +374,7 @@ def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decis
 
 
 def _on_workers_fenced(status: PolicyState, _event: steps.WorkersFenced) -> Decision:
-    text = "the control plane was silent for the length of the lease; the workers were killed (--fence)"
+    text = "the control plane was silent for a whole lease; the workers were killed (--fence)"
     return status._replace(phase=Phase.BROKEN, held_failure=None), (warning(text), Drain(status.round))
 
 
@@ -416,7 +416,7 @@ def _succeed_without_verdict(status: PolicyState, event: LinkLost) -> Decision:
 def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the link's failure must not hide the workers' failure
-        line = warning(f"{event.detail}; this node ends the job with the failure of its own workers")
+        line = warning(f"{event.detail}; this node is ending the job with the failure of its own workers")
         verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
         return end(status, steps.End(JobEnded(verdict)), line, failed=True)
     return end(status, steps.End(event))
@@ -594,7 +594,7 @@ def _on_signal_when_ending(status: PolicyState, event: SignalArrived) -> Decisio
         return status, ()
     if status.interrupted:
         return status, (steps.KillWorkers(),)
-    told = steps.LogLine("the workers are being stopped; another interrupt kills them at once", warning=True)
+    told = steps.LogLine("the workers are being stopped; another interrupt will kill them at once", warning=True)
     return status._replace(interrupted=True), (told,)
 
 

@@ -39,9 +39,7 @@ def guarded(what: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwa
     try:
         call(*args, **kwargs)
     except Exception:
-        log.exception(
-            "%s failed, so the job continues without it; this is a bug in Rallypoint (please report it)", what
-        )
+        log.exception("%s failed; the job continues without it. This is a bug in Rallypoint (please report it)", what)
         return False
     return True
 

@@ -78,7 +78,7 @@ class PollingRendezvousClient(RendezvousClient):
         self._begun: RendezvousInfo | None = None
         """The info of the last round that began: the next one may be found while its workers are being stopped."""
         self._preempted = ""
-        """How this node learned that the job is preempted; else empty."""
+        """How this node learned that the job is being preempted; else empty."""
 
     def listen(self, deliver: messages.Deliver | None) -> None:
         self._deliver = deliver
@@ -113,7 +113,7 @@ class PollingRendezvousClient(RendezvousClient):
                 self._execute(lambda: self._drain(round_))
             case ReportQuiet(quiet=True):
                 log.warning(
-                    "no rank on this node has shown a sign of life for --hang-timeout or --silence-timeout; the "
+                    "no rank on this node has shown a sign of life within --hang-timeout or --silence-timeout; the "
                     "rendezvous handler cannot query the other nodes, so the agent does nothing"
                 )
             case messages.LeaveRequest(wants_reply=True):
@@ -130,7 +130,7 @@ class PollingRendezvousClient(RendezvousClient):
             return done.get(timeout=_SHUTDOWN_TIMEOUT)
         except queue.Empty:
             log.warning(
-                "the rendezvous handler %r is still busy, so the agent exits without shutting it down",
+                "the rendezvous handler %r is still busy, so the agent is exiting without shutting it down",
                 self._handler.get_backend(),
             )
             return False

@@ -176,7 +176,7 @@ class WorkerController:
         """Release everything: the run has ended for the other nodes too."""
         for preparation in self.preparations:
             preparation.close()
-        guarded("what is released at the end", self.at_end.close)
+        guarded("the final cleanup", self.at_end.close)
         self.console.close()
         self._drop_reaper()  # last: if this agent is killed before, the reaper removes the leftovers
 

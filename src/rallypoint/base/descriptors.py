@@ -39,7 +39,7 @@ def allow_descriptors(needed: float = float("inf"), what: str = "") -> int:
         _reported[hard] = needed
         log.warning(
             "%s need %d open files in this process, but its limit is %d, so some of them cannot connect; raise the "
-            "hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)",
+            "hard limit (`ulimit -Hn`, or LimitNOFILE= for a service)",
             *(what, needed + RESERVED, hard),
         )
     if soft != resource.RLIM_INFINITY and soft < needed + RESERVED:

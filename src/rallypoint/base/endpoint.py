@@ -81,7 +81,7 @@ def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int,
         name = host.encode() if _is_plain(host) else host
         answers = socket.getaddrinfo(name, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for international names
-        raise OSError(errno.EINVAL, f"{host!r} is not a host name: {error}") from None
+        raise OSError(errno.EINVAL, f"{host!r} is not a valid host name: {error}") from None
     results = [(family, kind, protocol, target) for family, kind, protocol, _, target in answers]
     return sorted(results, key=lambda result: result[3][0] == "::1")
 

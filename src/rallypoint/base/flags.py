@@ -151,7 +151,7 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a whole number, such as 3") from None
+        raise UsageError(f"{text!r} is not a whole number; use one such as 3") from None
 
 
 def restarts(text: str) -> int:
@@ -175,7 +175,7 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a number, such as 0.5") from None
+        raise UsageError(f"{text!r} is not a number; use one such as 0.5") from None
 
 
 def split_filters(text: str) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ def timeout(text: str) -> float:
 def shell_command(text: str) -> str:
     """A command for the shell. None in an empty text."""
     if text and not text.strip():
-        raise UsageError(f"{text!r} is not a command, such as 'dcgmi diag -r 1'")
+        raise UsageError(f"{text!r} is not a command; use one such as 'dcgmi diag -r 1'")
     return text
 
 
@@ -220,7 +220,7 @@ def module_names(text: str) -> tuple[str, ...]:
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             where = f" in {text!r}" if name != text else ""
-            raise UsageError(f"{name!r}{where} is not the name of a module, such as torch or torch.distributed")
+            raise UsageError(f"{name!r}{where} is not a module name; use one such as torch or torch.distributed")
     return names
 
 

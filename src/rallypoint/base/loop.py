@@ -125,8 +125,8 @@ class LoopThread:
         """Raise if forked. Call before taking any lock: a lock taken during the fork stays locked forever."""
         if self.is_forked:
             raise LoopError(
-                f"this object was created in process {self._process}, before the fork to process {os.getpid()}, which "
-                "does not have its threads; create a new object after the fork"
+                f"a store or rendezvous object created in process {self._process} cannot be used in its forked child "
+                f"{os.getpid()}, because threads do not survive a fork; create a new one after the fork"
             )
 
     def _begin(self) -> None:

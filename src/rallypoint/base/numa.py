@@ -89,7 +89,7 @@ def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: 
     if workers > len(topology.gpu_nodes):
         raise UserError(
             f"{workers} workers cannot each be bound near their own GPU: this machine has {len(topology.gpu_nodes)} "
-            "GPUs"
+            "GPUs; start fewer workers, or remove --numa-binding"
         )
     return [_checked(gpu, _BY_MODE[mode](topology, allowed, gpu), topology) for gpu in range(workers)]
 
@@ -97,8 +97,9 @@ def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: 
 def _checked(gpu: int, cpus: Cpus, topology: CpuTopology) -> Cpus:
     if not cpus:
         raise UserError(
-            f"worker {gpu} would have no processor: its GPU is on NUMA node {topology.gpu_nodes[gpu]}, and this "
-            "process may use no processor of that node"
+            f"worker {gpu} would have no processors: its GPU is on NUMA node {topology.gpu_nodes[gpu]}, but this "
+            "process may not use any processors on that node; request processors near the GPUs, or remove "
+            "--numa-binding"
         )
     return cpus
 
@@ -119,7 +120,7 @@ def _exclusive(topology: CpuTopology, allowed: Cpus, gpu: int) -> Cpus:
     if len(cores) < sharers:
         raise UserError(
             f"NUMA node {topology.gpu_nodes[gpu]} has {len(cores)} cores that this process may use, too few for its "
-            f"{sharers} GPUs"
+            f"{sharers} GPUs; use --numa-binding=node, or remove the flag"
         )
     share, more = divmod(len(cores), sharers)
     begin = position * share + min(position, more)
@@ -186,7 +187,7 @@ def worker_cpus(
         _log.warning("workers are not bound near their GPUs (%s): %s", options.mode, error)
         return None
     for rank, cpus in enumerate(bound):
-        _log.info("worker %d runs on processors %s (%s)", rank, format_cpus(cpus), options.mode)
+        _log.info("local rank %d runs on processors %s (%s)", rank, format_cpus(cpus), options.mode)
     return bound
 
 
@@ -232,10 +233,12 @@ def _addresses(environ: Mapping[str, str], root: Path) -> list[str]:
     if row is None:
         hidden = [f"{row.variable}={environ[row.variable]!r}" for row in rows if row.variable]
         why = trouble_of(rows, root)[0] or f"this machine has none{f' with {hidden[0]}' if hidden else ''}"
-        raise UserError(f"no workers can be bound near an accelerator: {why}")
+        raise UserError(f"workers cannot be bound near an accelerator: {why}; remove --numa-binding")
     if not all(device.address for device in row.devices):
         by = f" with {row.variable}={environ[row.variable]!r}" if row.variable else ""
-        raise UserError(f"the driver does not report the PCI addresses of the {row.vendor.devices}{by}")
+        raise UserError(
+            f"the driver does not report the PCI addresses of the {row.vendor.devices}{by}; remove --numa-binding"
+        )
     return [device.address for device in row.devices]
 
 
@@ -265,4 +268,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
-        raise UserError(f"the topology of this machine cannot be read: {path}: {error.strerror}") from None
+        raise UserError(
+            f"cannot read this machine's NUMA topology from {path} ({error.strerror}); mount /sys, or remove "
+            "--numa-binding"
+        ) from None

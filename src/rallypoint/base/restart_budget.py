@@ -29,7 +29,7 @@ def read_budget(text: str) -> RestartBudget:
     """Read `N/TIME`. A time is in seconds, or has the unit `s`, `m`, `h` or `d`. Raises UsageError if malformed."""
     match = _BUDGET.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a number of restarts per period, such as 3/1h or 5/30m")
+        raise UsageError(f"{text!r} is not a number of restarts per period; write it as 3/1h or 5/30m")
     number, window = int(match[1]), float(match[2]) * _SECONDS[match[3]]
     if not (1 <= number <= MOST and 0 < window <= LONGEST):
         raise UsageError(f"{text!r} is out of range; use 1 to {MOST} restarts per period of up to a day (1d)")

@@ -113,8 +113,8 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise UserError(
-            f"tls_cert={files.cert!r} and tls_key={files.key!r} are not PEM files of a certificate and its key without "
-            f"a password: {_reason(error)}"
+            f"tls_cert={files.cert!r} and tls_key={files.key!r} are not PEM files of a certificate and its unencrypted "
+            f"key: {_reason(error)}"
         ) from None
     try:
         context.load_verify_locations(files.ca)

@@ -269,7 +269,7 @@ def _amd(files: Files, _environ: Mapping[str, str]) -> Found:
             hidden += 1
     if devices or not hidden:
         return Found(_in_order(devices))
-    return Found(trouble=f"AMD's driver is loaded (/dev/kfd) but this process may open none of its {hidden} GPUs")
+    return Found(trouble=f"AMD's driver is loaded (/dev/kfd) but this process may not open any of its {hidden} GPUs")
 
 
 def _kfd_device(facts: Mapping[str, int]) -> Device:
@@ -305,7 +305,7 @@ def _intel(files: Files, environ: Mapping[str, str]) -> Found:
             else:
                 flat = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() != "COMPOSITE"
                 cards += [Device(address)] * (_tiles(files, f"{folder}/{address}") if flat else 1)
-    trouble = f"this process may open none of the {hidden} Intel GPUs" if hidden and not cards else ""
+    trouble = f"this process may not open any of the {hidden} Intel GPUs" if hidden and not cards else ""
     return Found(_in_order(cards or integrated), trouble)
 
 
@@ -330,7 +330,7 @@ def _numbered(pattern: str, maker: str) -> Finder:
         devices = [Device(number=number) for number in sorted(nodes) if files.can_open(f"dev/{nodes[number]}")]
         if nodes and not devices:
             return Found(
-                trouble=f"this process may open none of the {len(nodes)} {maker} devices (/dev/{nodes[min(nodes)]})"
+                trouble=f"this process may not open any of the {len(nodes)} {maker} devices (/dev/{nodes[min(nodes)]})"
             )
         return Found(devices)
 
@@ -350,7 +350,7 @@ def _metax(files: Files, _environ: Mapping[str, str]) -> Found:
         _in_order(sorted(devices)),
         ""
         if devices
-        else "MetaX's driver is loaded (/dev/mxcd) but this process may open none of its GPUs in /dev/dri",
+        else "MetaX's driver is loaded (/dev/mxcd) but this process may not open any of its GPUs in /dev/dri",
     )
 
 
@@ -381,7 +381,9 @@ def _gaudi(files: Files, _environ: Mapping[str, str]) -> Found:
         devices.append(Device(files.link(folder), number=int(module) if module.isdigit() else number))
     devices.sort(key=lambda device: device.number)
     trouble = (
-        f"this process may open none of the {hidden} Gaudi accelerators (/dev/accel)" if hidden and not devices else ""
+        f"this process may not open any of the {hidden} Gaudi accelerators (/dev/accel)"
+        if hidden and not devices
+        else ""
     )
     return Found(devices, trouble)
 
@@ -407,7 +409,7 @@ def _neuron(files: Files, environ: Mapping[str, str]) -> Found:
             return Found(trouble=f"the Neuron driver does not report how many logical cores /dev/neuron{number} has")
         cores += int(count) // size
     if not numbers and files.numbered("dev", r"neuron([0-9]+)"):
-        return Found(trouble="this process may open none of the AWS Neuron devices (/dev/neuron0)")
+        return Found(trouble="this process may not open any of the AWS Neuron devices (/dev/neuron0)")
     return Found([Device(number=core) for core in range(cores)])
 
 
@@ -427,7 +429,7 @@ def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
             if files.can_open(f"dev/accel{number}")
         ]
         return Found(
-            devices, "" if devices else f"this process may open none of the {len(nodes)} TPU chips (/dev/accel0)"
+            devices, "" if devices else f"this process may not open any of the {len(nodes)} TPU chips (/dev/accel0)"
         )
     if "vfio" not in files.dev:
         return Found()
@@ -446,7 +448,7 @@ def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
         else:
             hidden += 1
     return Found(
-        chips, f"this process may open none of the {hidden} TPU chips (/dev/vfio)" if hidden and not chips else ""
+        chips, f"this process may not open any of the {hidden} TPU chips (/dev/vfio)" if hidden and not chips else ""
     )
 
 

@@ -82,7 +82,7 @@ def _load(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
-        raise UsageError(f"--config={path} is not a TOML file: {error}") from None
+        raise UsageError(f"--config={path} is not valid TOML: {error}") from None
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

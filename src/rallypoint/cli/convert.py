@@ -290,7 +290,7 @@ def _local_ranks(options: Options) -> set[int] | None:
         return {int(part) for part in text.split(",")}
     except ValueError:
         source = options.source("local_ranks_filter")
-        raise UserError(f"{source}={text!r} is not a list of local ranks, separated by commas, such as 0,2") from None
+        raise UserError(f"{source}={text!r} is not a valid list of local ranks; write it as 0,2") from None
 
 
 # The number of workers (contract section 1.6)
@@ -349,7 +349,7 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         configs["restart_budget"] = f"{options.max_restarts}/{window:g}"
         if not alone and options.rdzv_backend not in BACKENDS:
             budget = f"{options.source('max_restarts')}={configs['restart_budget']}"
-            _log.warning("%s counts failures of any age with the backend %s", budget, options.rdzv_backend)
+            _log.warning("%s: the backend %s ignores the period and counts all failures", budget, options.rdzv_backend)
     if alone:
         return _standalone(configs, announce=options.standalone)
     if not options.rdzv_id.isprintable():  # otherwise refused later, after more has begun

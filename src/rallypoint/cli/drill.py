@@ -126,7 +126,7 @@ class _DrillRun:
         until = time.monotonic() + self._drill.within
         while not (seen := await self._snapshot()).detail and not is_settled(seen):
             if time.monotonic() > until:
-                raise DrillRefused(f"some nodes have reported no training step for {self._drill.within:g} s")
+                raise DrillRefused(f"some nodes have not reported a training step for {self._drill.within:g} s")
             await asyncio.sleep(_LOOK_EVERY)
         return seen
 

@@ -68,7 +68,7 @@ def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException 
 
         with suppress(OSError, ValueError):
             traceback.print_exc()
-        print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
+        print_error(f"{program}: error: {_unexpected(error)}")
         return error, FAILED
     return orderly_end, PREEMPTED if isinstance(orderly_end, JobPreempted) else 0
 
@@ -93,17 +93,19 @@ def _error_sentence(error: RallypointError, program: str) -> str:
     return f"{program}: error: {str(error) or type(error).__name__}"
 
 
-def _who_raised(error: Exception) -> str:
-    """The origin of an unexpected exception: a plug-in or this program."""
+def _unexpected(error: Exception) -> str:
+    """The sentence about an unexpected exception, with its origin: a plug-in or this program."""
+    name = type(error).__name__
     trace = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in {"rallypoint", "__main__"} and package not in sys.stdlib_module_names:
             return (
-                f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); check that package"
+                f"{package} raised {name} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); see the "
+                "traceback above, and report it to the package's authors"
             )
         trace = trace.tb_next
-    return "unexpected; this is a bug in Rallypoint (please report it)"
+    return f"unexpected {name}; this is a bug in Rallypoint (please report it)"
 
 
 class OutputError(RallypointError):

@@ -94,7 +94,9 @@ class WorkerOptions(OptionRecord):
     role = Flag(str, "Role of this node's workers", metavar="NAME", default="default")
     module = Flag(SWITCH, "Run the script as a module, like python -m", default=False, short="-m")
     no_python = Flag(SWITCH, "Run the script directly, without Python", default=False)
-    run_path = Flag(SWITCH, "Run the script with runpy.run_path, in workers started by --start-method", default=False)
+    run_path = Flag(
+        SWITCH, "Run the script with runpy.run_path, in workers started as --start-method says", default=False
+    )
     start_method = Flag(
         str,
         "How to start workers with --run-path: spawn, fork or forkserver",
@@ -102,7 +104,7 @@ class WorkerOptions(OptionRecord):
         default="spawn",
         choices=("spawn", "fork", "forkserver"),
     )
-    virtual_local_rank = Flag(SWITCH, "Set local rank 0 for each worker, and show it one GPU", default=False)
+    virtual_local_rank = Flag(SWITCH, "Give each worker local rank 0 and make one GPU visible to it", default=False)
     numa_binding = Flag(
         str,
         "Bind workers to processors near their GPU: node, socket, exclusive or core-complex",

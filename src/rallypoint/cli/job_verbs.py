@@ -326,7 +326,7 @@ def bundle(options: argparse.Namespace) -> int:
             try:
                 write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(data))
             except ValueError as error:
-                print_error(f"rallyctl: the answer from {node} is not a bundle: {error}")
+                print_error(f"rallyctl: the answer from {node} is not a valid bundle: {error}")
 
         try:
             _write_index(parent, seen)
@@ -365,7 +365,7 @@ def require_job(options: argparse.Namespace) -> None:
         return
     if not (jobs := running_jobs()):
         job_named("", "")
-    raise UsageError(f"name the job to {options.verb} by its number, id, port or script:\n{candidates(jobs)}")
+    raise UsageError(f"select the job to {options.verb} by its number, id, port or script:\n{candidates(jobs)}")
 
 
 def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:

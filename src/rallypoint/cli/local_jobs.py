@@ -222,7 +222,7 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
             order for order in orders or [(second, first)] if is_endpoint(order[1]) or jobs_named(order[1], jobs)
         ]
     if len(matches) > 1:
-        raise UsageError(f"both {first} and {second} could be the job; name the job with --rdzv-endpoint")
+        raise UsageError(f"either {first} or {second} could be the job; select the job with --rdzv-endpoint")
     if chosen := matches or orders:
         setattr(options, operand, chosen[0][0])
         options.endpoint = chosen[0][1]

@@ -123,7 +123,7 @@ def report(options: argparse.Namespace) -> None:
     job = options.job or _only_job(list(contents.events))
     if job not in contents.events:
         raise UserError(
-            f"the files contain no events of the job {job!r}; they have events of {_names(list(contents.events))}"
+            f"the files contain no events of job {job!r}; they contain events of {_names(list(contents.events))}"
         )
     summary = report(agent_runs(contents.events[job]), contents.notes)
     own = [incident for incident in incidents.found if incident.job == job]
@@ -195,7 +195,7 @@ def etcd(options: argparse.Namespace) -> None:
                 raise
         while (number := signal.sigwait({*_ETCD_ENDS, signal.SIGCHLD})) == signal.SIGCHLD:
             if server.has_ended:
-                raise RallypointError(f"the etcd at {server.endpoint} exited on its own")
+                raise RallypointError(f"the etcd server at {server.endpoint} exited on its own")
     finally:
         server.stop()
         if log is not None:

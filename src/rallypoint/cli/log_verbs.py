@@ -74,8 +74,10 @@ def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
     for operand in options.operands:
         if match := _RANKS.fullmatch(operand):
             first, last = int(match[1]), int(match[2] or match[1])
-            if not first <= last < first + _MOST_RANKS:
-                raise UsageError(f"{operand!r} is not a range of at most {_MOST_RANKS} ranks; write FIRST-LAST")
+            if last < first:
+                raise UsageError(f"{operand!r} is descending; write FIRST-LAST, such as 8-15")
+            if last >= first + _MOST_RANKS:
+                raise UsageError(f"{operand!r} has more than {_MOST_RANKS} ranks; use a smaller range")
             ranks |= dict.fromkeys(range(first, last + 1))
         elif options.endpoint:
             raise UsageError(
@@ -84,7 +86,7 @@ def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
         else:
             options.endpoint = operand
     if len(ranks) > _MOST_RANKS:
-        raise UsageError(f"{len(ranks)} ranks are too many; list at most {_MOST_RANKS}, or none for all")
+        raise UsageError(f"{len(ranks)} ranks are too many; list at most {_MOST_RANKS}, or none to show all")
     return tuple(ranks)
 
 

@@ -179,7 +179,7 @@ def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2):
-        raise user_error(f"{source}={text!r} is not a number or range of nodes, such as 2 or 1:4", RuntimeError)
+        raise user_error(f"{source}={text!r} is not a number or range of nodes; use one such as 2 or 1:4", RuntimeError)
     low, high = numbers[0], numbers[-1]
     if not 0 < low <= high:
         bounds = (

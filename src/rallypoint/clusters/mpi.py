@@ -93,7 +93,7 @@ def of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
     here = number(environ, launcher.local_size, 1, MAX_NODES)
     if size is None or rank is None or here is None or rank >= size or here > size:
         return DetectionRefusal(
-            f"the variables of {launcher.title} contradict each other: {launcher.size}={size}, {launcher.rank}={rank}, "
+            f"the variables of {launcher.title} are inconsistent: {launcher.size}={size}, {launcher.rank}={rank}, "
             f"{launcher.local_size}={here}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     if here > 1:

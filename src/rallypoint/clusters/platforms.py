@@ -87,7 +87,7 @@ def _of_listing(names: Listing, environ: Mapping[str, str], machine: Machine) ->
     count = number(environ, names.nodes, 1, MAX_NODES) or len(hosts) or None
     if count is None or (hosts and len(addresses) != count) or index >= count or (addresses and not hosts):
         return DetectionRefusal(
-            f"the variables of {title} contradict each other: {names.addresses} lists {len(addresses)} hosts, "
+            f"the variables of {title} are inconsistent: {names.addresses} lists {len(addresses)} hosts, "
             f"{names.nodes}={count}, {names.rank}={index}; {_GIVE}"
         )
     return Cluster(
@@ -204,8 +204,8 @@ def of_azureml(environ: Mapping[str, str], _machine: Machine) -> Finding:
     count = nodes or world
     if not is_host(host) or count is None or index >= count:
         return DetectionRefusal(
-            f"the variables of Azure Machine Learning contradict each other: NODE_RANK={index} of {count} instances, "
-            f"MASTER_ADDR={host[:70]!r}; {_GIVE}"
+            f"the variables of Azure Machine Learning are inconsistent or incomplete: NODE_RANK={index}, number of "
+            f"instances: {count or 'unknown'}, MASTER_ADDR={host[:70]!r}; {_GIVE}"
         )
     job = name_of_job(environ, "AZUREML_RUN_ID")
     return Cluster(

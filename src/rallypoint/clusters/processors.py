@@ -53,7 +53,7 @@ def shortage(workers: int, found: Processors, environ: Mapping[str, str]) -> tup
         return None
     if found.quota < found.allowed and found.quota < found.there:
         fact = f"{workers} workers share a CPU quota of {found.quota:.3g} of {found.there} processors (cgroup)"
-        remedy = "raise the quota (limits.cpu of a pod, --cpus of a container, CPUQuota= of a service)"
+        remedy = "raise the quota (limits.cpu for a pod, --cpus for a container, CPUQuota= for a service)"
         return fact, f"{remedy}; or start fewer workers"
     if found.allowed < found.there:
         fact = (

@@ -74,18 +74,18 @@ def _of_a_step(environ: Mapping[str, str], machine: Machine, job: int, step: int
     if nodes is None or index is None or not names:
         return DetectionRefusal(
             f"the hosts of {title} are unknown: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
-            "set; pass on the variables of Slurm (a container or `env -i` can drop them), or set --nnodes, --node-rank "
+            "set; pass on Slurm's variables (a container or `env -i` can drop them), or set --nnodes, --node-rank "
             "and --rdzv-endpoint"
         )
     try:
         hosts = expand(names)
     except HostlistError as error:
         return DetectionRefusal(
-            f"SLURM_STEP_NODELIST={names[:120]!r} is not a list of hosts: {error}; set --rdzv-endpoint"
+            f"SLURM_STEP_NODELIST={names[:120]!r} is not a valid list of hosts: {error}; set --rdzv-endpoint"
         )
     if len(hosts) != nodes or index >= nodes or not is_host_name(hosts[0]):
         return DetectionRefusal(
-            f"the variables of {title} contradict each other: SLURM_STEP_NODELIST={names[:120]!r} lists {len(hosts)} "
+            f"the variables of {title} are inconsistent: SLURM_STEP_NODELIST={names[:120]!r} lists {len(hosts)} "
             f"hosts, SLURM_STEP_NUM_NODES={nodes}, SLURM_NODEID={index}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     if (most := _most_tasks(environ)) > 1:

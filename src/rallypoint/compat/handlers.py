@@ -294,7 +294,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """
     kind = str(params.get("store_type", "tcp")).strip().lower()
     if kind not in _MAKERS:
-        raise UserError(f"rendezvous option store_type={kind!r} is unknown; choose one of {', '.join(_MAKERS)}")
+        raise UserError(f"rendezvous option store_type={kind!r} is not supported; choose one of {', '.join(_MAKERS)}")
     store = _MAKERS[kind](params)
     return C10dRendezvousBackend(store, params.run_id), store
 
@@ -324,7 +324,7 @@ def _tcp(params: RendezvousParameters) -> Store:
             return TCPStore(host, port, is_master=serves, multi_tenant=True, timeout=timeout)
         except StoreError as error:
             last = error
-    raise RendezvousConnectionError(f"the store of the rendezvous cannot be reached: {last}") from last
+    raise RendezvousConnectionError(f"the rendezvous store cannot be reached: {last}") from last
 
 
 _MAKERS = {"tcp": _tcp, "file": _file}

@@ -62,7 +62,7 @@ def create_c10d_store(
     if server_port == -1 and world_size > 1:
         raise UserError(f"a store for {world_size} processes needs a port that all of them know; set server_port")
     if not is_server and server_port <= 0:
-        raise StoreConnectionError(f"server_port={server_port} is not a port; set it to the server's port")
+        raise StoreConnectionError(f"server_port={server_port} is not a valid port; set it to the server's port")
     store = TCPStore(
         server_addr,
         max(0, server_port),

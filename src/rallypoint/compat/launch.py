@@ -32,7 +32,7 @@ def launch(args: argparse.Namespace) -> None:
     """Run this node's part of the job. Raises like `rallypoint.compat.run.run`."""
     if not get_use_env(args):
         if args.no_python:
-            raise UserError("--no-python passes no --local-rank argument to programs; add --use-env")
+            raise UserError("--no-python does not pass --local-rank to the program; add --use-env")
         script_args = ["--local-rank=${local_rank}", *args.training_script_args]
         args = argparse.Namespace(**{**vars(args), "training_script_args": script_args})
     run(args)

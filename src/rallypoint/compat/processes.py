@@ -142,7 +142,7 @@ def install_handlers() -> bool:
     global _users
     if threading.current_thread() is not threading.main_thread():
         log.warning(
-            "if a signal ends this process, the reaper ends its workers: only the main thread can handle signals"
+            "if a signal ends this process, the reaper will end its workers: only the main thread can handle signals"
         )
         return False
     _users += 1

@@ -117,7 +117,7 @@ class TimerServer(ABC):
         try:
             return self._reap_worker(worker)
         except Exception:
-            log.exception("worker %s cannot be killed, so its timers are released", worker)
+            log.exception("worker %s cannot be killed, so its timers are being released", worker)
             return True
 
 

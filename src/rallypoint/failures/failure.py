@@ -503,7 +503,7 @@ def bus_error(shared: str) -> str:
         return meaning
     figures = f"{megabytes(free)} of {megabytes(total)} free"
     if free < total * _FULL:
-        remedy = "make it larger (`--shm-size` of a container), or use less of it"
+        remedy = "make it larger (`--shm-size` for a container), or use less of it"
         return f"{shared} is nearly full ({figures}); {remedy}"
     return f"{meaning}, or shared memory ran out ({shared}: {figures} now)"
 

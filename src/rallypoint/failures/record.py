@@ -77,20 +77,20 @@ class ErrorHandler:
 
         reply = read_error_file(rootcause_error_file)
         if not isinstance(reply, ErrorFile):
-            _logger.error("the error file %r cannot be read and is not passed on", rootcause_error_file)
+            _logger.error("the error file %r cannot be read, so it will not be passed on", rootcause_error_file)
             return
         self.override_error_code_in_rootcause_data(rootcause_error_file, reply.data, error_code)
         path = self._get_error_file_path()
         if path:
             self._replace(path, reply.data)
         else:
-            _logger.error("the error file %r is not passed on: %s is not set", rootcause_error_file, VARIABLE)
+            _logger.error("the error file %r will not be passed on: %s is not set", rootcause_error_file, VARIABLE)
 
     def dump_cause(self, cause: Cause) -> None:
         """Write a failure that left no error file on this node, if a path is set."""
         path = self._get_error_file_path()
         if not path:
-            _logger.info("rank %d left no error file to pass on", cause.rank)
+            _logger.info("rank %d did not leave an error file to pass on", cause.rank)
             return
         from rallypoint.failures.failure import error_data
         from rallypoint.failures.report import failure_detail
@@ -120,7 +120,7 @@ class ErrorHandler:
         from rallypoint.failures.failure import write_error_file
 
         if os.path.exists(path):
-            _logger.warning("the error file %r already exists and is replaced", path)
+            _logger.warning("the error file %r already exists and is being replaced", path)
         write_error_file(path, data)
 
 

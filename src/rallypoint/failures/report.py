@@ -173,7 +173,7 @@ def _enriched(cause: Cause) -> str:
     try:
         return str(record.get_error_handler().maybe_enrich_signal_failure_message(detail, cause.error_file or NO_FILE))
     except Exception:  # the handler is not ours
-        _log.warning("the error handler could not add to the report of a signal", exc_info=True)
+        _log.warning("the error handler failed to extend the report of a signal", exc_info=True)
         return detail
 
 

@@ -21,7 +21,9 @@ def start_collecting(
     """
     thread = start_thread(partial(_collect, request, gather, send), "collect")
     if thread is None:
-        log.warning("the data that rallyctl requested cannot be collected: this machine allows no more threads")
+        log.warning(
+            "the data that rallyctl requested cannot be collected: this machine does not allow any more threads"
+        )
         send(CollectedPart(request.number, b"", True))
     return thread
 

@@ -81,7 +81,7 @@ class Drills(Feature):
                 os.kill(os.getpid(), signal.SIGKILL)
             case Fault.PAUSE_WORKER | Fault.HANG:
                 if fault is Fault.HANG and not self.workers.group.spec.features.hangs.hang_timeout:
-                    log.warning("this node was started without --hang-timeout, so nothing detects this hang")
+                    log.warning("this node was started without --hang-timeout, so nothing will detect this hang")
                 freezer = self._freeze(workers, request.lasts)
                 if fault is Fault.HANG:
                     self._hang = freezer

@@ -82,7 +82,7 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
     variables: dict[str, str] = {}
     if not folder:
         log.warning(
-            "dumps of the flight recorder go to torch's default folder below ~/.cache/torch, because workers have no "
+            "flight recorder dumps go to torch's default folder below ~/.cache/torch, because workers have no "
             "log folder (--log-dir=/dev/null)"
         )
     try:
@@ -93,7 +93,7 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
             make_private(notices)
             variables[PIPE] = os.path.join(notices, "flight_recorder_")
     except OSError as error:
-        log.warning("the workers' flight recorders cannot be asked for dumps: %s", error)
+        log.warning("the workers cannot be asked for flight recorder dumps: %s", error)
     held = () if previous is None else previous.held
     for local_rank, environment in context.envs.items():
         own = dict(variables)

@@ -161,7 +161,7 @@ class Watch:
         except Exception:
             self.failed = True
             log.exception(
-                "checking GPU memory failed, so restarts no longer wait for it; this is a bug in Rallypoint (please "
+                "checking GPU memory failed; restarts will no longer wait for it. This is a bug in Rallypoint (please "
                 "report it)"
             )
         finally:
@@ -292,7 +292,7 @@ class GpuMemoryWait(Preparation):
             self._is_silent = False
             return
         self.cancel()
-        log.warning("the workers start without a check of GPU memory: this machine allows no more threads")
+        log.warning("starting the workers without checking GPU memory: this machine does not allow any more threads")
 
     def _conclude(self, watch: Watch, seconds: float) -> None:
         """Start the workers: the thread has nothing left to wait for."""
@@ -312,7 +312,7 @@ class GpuMemoryWait(Preparation):
         if watch is None or verdict is None:
             self._is_silent = True
             log.warning(
-                "the workers start without a check of GPU memory: NVIDIA's driver did not answer within %g s",
+                "starting the workers without checking GPU memory: NVIDIA's driver did not answer within %g s",
                 self._timeout,
             )
             return
@@ -323,7 +323,7 @@ class GpuMemoryWait(Preparation):
         texts += [f"GPU {share.gpu}: {amount(share.used)} in use" for share in verdict.waits_for if not share.pid]
         more = f"; and {len(texts) - _FEW} more" if len(texts) > _FEW else ""
         log.warning(
-            "the workers start although GPU memory was not free after %g s (--gpu-memory-timeout): %s%s",
+            "starting the workers even though GPU memory was still in use after %g s (--gpu-memory-timeout): %s%s",
             self._timeout,
             "; ".join(texts[:_FEW]),
             more,

@@ -29,8 +29,8 @@ class HostLimit(Feature):
             return None
         times = "once" if self._limit == 1 else f"{self._limit} times"
         why = (
-            f"this node leaves the job: its workers failed {times} (--host-failure-limit); fix the node, then restart "
-            "its agent"
+            f"this node is leaving the job: its workers failed {times} (--host-failure-limit); fix the node, then "
+            "restart its agent"
         )
         return end(status, steps.End(steps.NodeChecked(why)), LeaveRequest(), failed=True)
 

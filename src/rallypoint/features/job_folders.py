@@ -135,7 +135,7 @@ def opened(folder: int, name: str, owner: int) -> Iterator[int]:
     try:
         seen = os.fstat(fd)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != owner:
-            raise PermissionError(errno.EPERM, "it is not a regular file that the owner of its folder owns", name)
+            raise PermissionError(errno.EPERM, "it is not a regular file of the user who owns its folder", name)
         yield fd
     finally:
         os.close(fd)

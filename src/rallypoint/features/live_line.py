@@ -63,7 +63,7 @@ class WaitingLine(Feature, Source):
         return {ProgressText: _show} if self._can_draw else {}
 
     def steps(self) -> Mapping[type, Callable[[Any], object]]:
-        return {ShowLine: lambda step: guarded("the line on the terminal", self._show, step)}
+        return {ShowLine: lambda step: guarded("showing the live line", self._show, step)}
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         self._stops_workers = bool(after.stopping)

@@ -225,4 +225,4 @@ def failure_sentence(command: str, why: str, output: bytes) -> str:
     lines = [line for line in clean_lines(output) if line.strip()][-_SHOWN_LINES:]
     shown = " / ".join(truncate_line(printable(line.strip(), len(line)), _SHOWN_WIDTH) for line in lines)
     wrote = f"; its last output: {shown}" if shown else ""
-    return f"this node does not join: the node check {command!r} {why}{wrote}; fix the node, then restart its agent"
+    return f"this node will not join: the node check {command!r} {why}{wrote}; fix the node, then restart its agent"

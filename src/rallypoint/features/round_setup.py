@@ -281,7 +281,7 @@ class RoundSetup(Preparation):
         self.failure, self.failed_node, self.ends_job = str(failure), failure.node, failure.ends_job
 
 
-NO_THREAD = "this machine allows no more threads; raise the limit of processes (`ulimit -u`, pids.max)"
+NO_THREAD = "this machine does not allow any more threads; raise the limit of processes (`ulimit -u`, pids.max)"
 
 
 def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:

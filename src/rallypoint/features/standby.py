@@ -166,7 +166,7 @@ class StandbyWorkers(Feature, Source):
         self._asked = bool(WorkerChannel(self._group.notices).prepared())
         if not self._asked and self.workers.folder.made():
             why = "the script has no function of rallypoint.inprocess with `prepare`"
-            self._tell(f"{why}; its imports are preloaded for restarted workers")
+            self._tell(f"no standby worker was started: {why}; its imports are preloaded for restarted workers")
         return self._asked
 
     # Starting and ending
@@ -206,7 +206,7 @@ class StandbyWorkers(Feature, Source):
         self._remove(standby)
         self._lost += 1
         then = "another one will be started" if self._lost < MAX_LOST else f"no more will be started after {MAX_LOST}"
-        log.warning("[%s] the standby worker %d %s; %s", self._group.spec.role, standby.pid, how, then)
+        log.warning("[%s] the standby worker process %d %s; %s", self._group.spec.role, standby.pid, how, then)
 
     def _remove(self, standby: _Standby) -> None:
         self._waiting.remove(standby)
@@ -215,12 +215,12 @@ class StandbyWorkers(Feature, Source):
 
     def _give_up(self, why: str) -> None:
         self._lost = MAX_LOST
-        self._tell(why)
+        self._tell(f"standby workers are off: {why}")
 
-    def _tell(self, why: str) -> None:
-        if why not in self._told:
-            self._told.add(why)
-            log.warning("[%s] no standby workers: %s", self._group.spec.role, why)
+    def _tell(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            log.warning("[%s] %s", self._group.spec.role, line)
 
     def _name_early_readers(self) -> None:
         """Log modules that read a rank before the standby worker has one: they keep that value."""
@@ -253,7 +253,7 @@ class StandbyWorkers(Feature, Source):
             if free and self._takes_place(standby, free[0], channel, context):
                 rank = free.pop(0)
                 log.warning(
-                    "[%s] a standby worker takes over as local rank %d (process %d)",
+                    "[%s] a standby worker is taking over as local rank %d (process %d)",
                     self._group.spec.role,
                     rank,
                     standby.pid,

@@ -206,14 +206,12 @@ class Reporter(Source):
         if failure != self._said:
             self._said = failure
             if failure:
-                log.warning("the progress of this job cannot be shown in the TrainJob: %s; the job continues", failure)
+                log.warning("this job's progress cannot be shown in the TrainJob: %s; the job continues", failure)
             else:
-                log.info("the progress of this job is shown in the TrainJob")
+                log.info("this job's progress is shown in the TrainJob")
 
     def _failed(self, what: str) -> None:
-        log.exception(
-            "%s failed, so the job continues without it; this is a bug in Rallypoint (please report it)", what
-        )
+        log.exception("%s failed; the job continues without it. This is a bug in Rallypoint (please report it)", what)
 
 
 class Server:
@@ -261,7 +259,7 @@ class Server:
         with open(self._token, encoding="ascii") as file:
             token = file.read(_MAX_TOKEN).strip()
         if not token or not token.isprintable():
-            raise ValueError(f"the file that {TOKEN} names contains no token")
+            raise ValueError(f"the file named by {TOKEN} contains no token")
         return token
 
 

@@ -74,7 +74,8 @@ def run_hooks() -> None:
         except Exception:
             from logging import getLogger
 
-            getLogger(__name__).warning("a hook for the end of a round failed", exc_info=True)
+            name = getattr(hook, "__qualname__", hook)
+            getLogger(__name__).warning("the end-of-round hook %s failed (see on_round_end)", name, exc_info=True)
 
 
 # torch's process groups
@@ -208,7 +209,7 @@ def _epoll_instance(thread: str) -> int:
             if os.readlink(f"/proc/self/fd/{descriptor}") == _EPOLL:
                 return descriptor
         time.sleep(_MOMENT)
-    raise ValueError(f"thread {thread} of gloo waits on no epoll instance")
+    raise ValueError(f"gloo's thread {thread} is not waiting on an epoll instance")
 
 
 def _read(path: str) -> str:

@@ -418,7 +418,7 @@ def _summaries(paths: Iterable[str]) -> Iterator[str]:
 
 def _incident(fields: dict[str, Any], folder: str) -> IncidentSummary:
     if fields["version"] != VERSION:
-        raise ValueError("it has another version")
+        raise ValueError("it has a different version")
     node = fields["node"]
     return IncidentSummary(
         job=printable(str(fields["job"]), 200),

@@ -38,8 +38,6 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
         client.close()
     record = decode_leader(found[0].value) if found else None
     if record is None:
-        raise RallypointError(
-            f"no agent of job {params.run_id!r} is coordinator at the moment; check that the job is running"
-        )
+        raise RallypointError(f"job {params.run_id!r} has no coordinator at the moment; check that the job is running")
     tls = control_tls(params.config)
     return [DialTarget(Endpoint(address, record.port), record.secret.encode(), tls) for address in record.addresses]

@@ -198,7 +198,7 @@ class StoreRendezvousBackend(RendezvousBackend):
             ) from None
 
     def _connection_error(self, error: StoreError) -> RendezvousConnectionError:
-        return RendezvousConnectionError(f"the store of the rendezvous cannot be reached: {error}")
+        return RendezvousConnectionError(f"the rendezvous store cannot be reached: {error}")
 
 
 log = get_logger(__name__)
@@ -380,7 +380,7 @@ class SharedStateLink:
         for node in self._observer.silent(self._clock.monotonic()):
             if node != self._node:
                 silent = f"it was silent for {self._observer.allowance:g} s"
-                log.warning("%s is removed from the rendezvous: %s", name_of(self._state, node), silent)
+                log.warning("%s is being removed from the rendezvous: %s", name_of(self._state, node), silent)
                 self._step(node, Exit(Reason.LOST, silent))
 
     def _report_differences(self, node_info: NodeInfo) -> None:

@@ -193,7 +193,7 @@ def seconds(timeout: timedelta | float) -> float:
     """Convert a timeout to seconds. Raises UserError if it is negative or not a number."""
     value = float(timeout) if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
-        raise UserError(f"a store's timeout cannot be {value:g} s; use 0 or more seconds")
+        raise UserError(f"the store timeout cannot be {value:g} s; use 0 or more seconds")
     return value
 
 
@@ -413,5 +413,5 @@ def _flag(receive: Receive) -> bool:
 
 def _checked_length(size: int) -> int:
     if size > _MAX_REPLY:
-        raise StoreProtocolError(f"the store's reply claims to be {size} long, so this is not a store's reply")
+        raise StoreProtocolError(f"the reply claims a length of {size}, so it is not a store reply")
     return size

@@ -249,7 +249,7 @@ def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> Store
         return acquire_server(port) if multi_tenant else StoreServer(port=port)
     except OSError as error:
         raise StoreConnectionError(
-            f"a store's server cannot listen on port {port} ({error_reason(error)}); "
+            f"the store server cannot listen on port {port} ({error_reason(error)}); "
             "choose another port, or 0 for a free one"
         ) from error
 
@@ -324,11 +324,9 @@ def _send_greeting(connection: socket.socket, endpoint: Endpoint, deadline: Dead
     try:
         answer = receive(connection, wire.U32.size, deadline)
     except TimeoutError:
-        raise TimeoutError("the connection was accepted but the greeting was not answered") from None
+        raise TimeoutError("the server accepted the connection but did not answer the greeting") from None
     if answer != wire.U32.pack(nonce):
-        raise StoreProtocolError(
-            f"{endpoint} is not a store: it answered a store's greeting with {answer!r}; check the port"
-        )
+        raise StoreProtocolError(f"{endpoint} is not a store: it answered the greeting with {answer!r}; check the port")
 
 
 def error_reason(error: BaseException) -> str:

@@ -320,7 +320,7 @@ def _write(file: int, at: int, records: bytes) -> None:
         os.ftruncate(file, at)
         if isinstance(error, OSError):
             raise StoreConnectionError(
-                f"the store's file cannot be written ({error.strerror}); check its disk"
+                f"the FileStore file cannot be written ({error.strerror}); check its disk"
             ) from error
         raise
 
@@ -372,7 +372,7 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
     while (record := _string(data, at)) is not None:
         key, middle = record
         if not key:
-            raise StoreProtocolError("it contains a key without a name: it is not a store's file")
+            raise StoreProtocolError("it contains an empty key, so it is not a FileStore file")
         record = _string(data, middle)
         if record is None:
             break
@@ -382,7 +382,7 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
         else:
             content[key] = value
     if not (at or is_begun) and 0 < size < _least_end(data) and not _may_begin(data):
-        raise StoreProtocolError("it does not begin with a record: it is not a store's file")
+        raise StoreProtocolError("it does not start with a FileStore record, so it is not a FileStore file")
     return at
 
 

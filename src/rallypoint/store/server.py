@@ -155,7 +155,7 @@ class StoreThread:
             while self._apply_requests(transport):
                 transport.serve()
         except BaseException:
-            _logger.exception("an internal error ended %s, so its clients are disconnected", self._name)
+            _logger.exception("an internal error ended %s, so its clients are being disconnected", self._name)
         finally:
             self._end(transport)
         if transport is not None:
@@ -179,7 +179,7 @@ class StoreThread:
                 guard = guard._replace(own_user=guard.own_user or self._own_user)
                 return open_transport(TransportContext(self._listener, self._wakeup.fileno(), self._log_lines, guard))
             except (OSError, MemoryError, ImportError) as error:
-                self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
+                self._log_lines.warning("%s cannot serve yet; trying again in %g s: %s", self._name, RETRY, error)
                 self._wakeup.clear()  # connected clients must also wait
                 self._sleep(seconds=RETRY)
         return None

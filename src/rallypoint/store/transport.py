@@ -173,7 +173,7 @@ def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
     if isinstance(error, StoreProtocolError) and error.is_launcher:
         _log.debug("an agent or rallyctl at %s asked whether the store is a control plane", peer)
         return
-    lines.warning("the store closes the connection from %s: %s", peer, error)
+    lines.warning("the store is closing the connection from %s: %s", peer, error)
 
 
 NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
@@ -188,7 +188,7 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
     """
     if not error:
         context.log_lines.warning(
-            "the store accepts no more connections until others are closed: it has reached its maximum of %d",
+            "the store will not accept more connections until others close: it has reached its maximum of %d",
             context.guard.connections,
         )
         return present
@@ -199,5 +199,5 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
         if soft not in {limit, resource.RLIM_INFINITY}:
             return for_connections(limit)
         reason = f"{reason} (some of the {limit} are reserved for the agent); raise the hard limit (`ulimit -Hn`)"
-    context.log_lines.warning("the store accepts no connections for %g s: %s", context.retry, reason)
+    context.log_lines.warning("the store will not accept connections for %g s: %s", context.retry, reason)
     return present

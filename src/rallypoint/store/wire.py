@@ -114,17 +114,19 @@ _SENTENCES = {
     RefusalReason.NO_GREETING: (
         "the first message is not VALIDATE, so this is not a store client (it begins with {first!r})"
     ),
-    RefusalReason.GREETED_AGAIN: "VALIDATE came a second time (it begins with {first!r})",
+    RefusalReason.GREETED_AGAIN: "VALIDATE was sent twice (it begins with {first!r})",
     RefusalReason.UNKNOWN_OPCODE: "a request with an unknown opcode (it begins with {first!r})",
     RefusalReason.NO_NUMBER: "the value {first!r} of key {second!r} is not a number, so nothing can be added to it",
     RefusalReason.NO_MEMORY: "there is no memory for its request; see the limits of this process and its node",
     RefusalReason.LONG_REQUEST: "a request of {number:.0f} bytes or more is too long; this store allows {limit:.0f}",
     RefusalReason.GROWN_VALUE: "a value would grow to {number} bytes; this store allows {limit:.0f}",
-    RefusalReason.KEYS_OF_ONE: "it has added {number} keys and deleted too few; this store allows {limit} a connection",
-    RefusalReason.BYTES_OF_ONE: (
-        "it has added {number} bytes and deleted too few; this store allows {limit} a connection"
+    RefusalReason.KEYS_OF_ONE: (
+        "it has added {number} keys and deleted too few; this store allows {limit} per connection"
     ),
-    RefusalReason.SILENT: "it sent no greeting within {limit:g} s, so it is not a store client",
+    RefusalReason.BYTES_OF_ONE: (
+        "it has added {number} bytes and deleted too few; this store allows {limit} per connection"
+    ),
+    RefusalReason.SILENT: "it did not send a greeting within {limit:g} s, so it is not a store client",
     RefusalReason.NOT_A_PEER: (
         "its address is not one of those that may use this store ({limit}); if it belongs to the job, add its network "
         "to --store-peers"

@@ -392,7 +392,9 @@ class Stop:
         if self.done:
             self.done = False
             pid, rank = worker.process.pid, worker.rank
-            log.warning("worker %d (local rank %d) ended while it was waiting, so it is restarted", pid, rank)
+            log.warning(
+                "worker process %d (local rank %d) ended while it was waiting, so it is being restarted", pid, rank
+            )
 
     def _leave_no_more(self) -> None:
         leaving, self._leaving = self._leaving, None
@@ -404,7 +406,8 @@ class Stop:
         for worker in self._in(Stage.LEAVING):
             if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
-                    "worker %d (local rank %d) did not leave its function within %g s, so it is killed and restarted",
+                    "worker process %d (local rank %d) did not leave its function within %g s, so it is being killed "
+                    "and restarted",
                     *(worker.process.program_pid, worker.rank, self._leaving_time),
                 )
                 self._request_stacks(worker, now)
@@ -442,7 +445,11 @@ class Stop:
         for worker in self._in(Stage.SIGNALLED):
             left = worker.until - now  # until the next stage, or the next check of a worker that is writing
             if worker.is_sent and left >= 1:
-                log.warning("worker %d has not ended; SIGKILL in %.0f s", worker.process.program_pid, left)
+                log.warning(
+                    "worker process %d has not ended; it will be sent SIGKILL in %.0f s",
+                    worker.process.program_pid,
+                    left,
+                )
 
     def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
         """Move workers to SIGNALLED, or to KILLED if the signal is SIGKILL."""
@@ -505,9 +512,16 @@ class Stop:
             worker.is_logged = True
             pid, what = worker.process.program_pid, worker.writing.what
             if worker.stage is Stage.LEAVING:
-                log.warning("worker %d is writing %s; it has %.0f s more to leave its function", pid, what, left)
+                log.warning(
+                    "worker process %d is writing %s; it has %.0f s more to leave its function", pid, what, left
+                )
             else:
-                log.warning("worker %d is writing %s; it is stopped when that is done, or in %.0f s", pid, what, left)
+                log.warning(
+                    "worker process %d is writing %s; it will be stopped when that is done, or in %.0f s",
+                    pid,
+                    what,
+                    left,
+                )
         return True
 
     # Sweep

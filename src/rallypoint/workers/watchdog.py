@@ -347,7 +347,7 @@ class Watchdog:
             return True
         process.release()
         if self._may_warn():
-            log.warning("process %d sets a timer but does not belong to this job, so it is ignored", pid)
+            log.warning("process %d set a timer but does not belong to this job, so the timer is ignored", pid)
         return False
 
     def _may_warn(self) -> bool:
@@ -391,7 +391,7 @@ class Watchdog:
             try:
                 self._report(name, request)
             except Exception:  # a user's handler must not keep timers from expiring
-                log.exception("the watchdog's %r could not be reported", name)
+                log.exception("the watchdog event %r could not be reported", name)
 
 
 class _NamedPipe:

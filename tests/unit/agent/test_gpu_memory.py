@@ -214,7 +214,7 @@ def test_workers_start_at_the_limit(restarts: Callable[..., Waits], log: pytest.
     assert waits.ends() >= 0.3
     (line,) = log.messages
     assert line == (
-        "the workers start although GPU memory was not free after 0.3 s (--gpu-memory-timeout): "
+        "starting the workers even though GPU memory was still in use after 0.3 s (--gpu-memory-timeout): "
         "GPU 0: 61 GiB held by pid 7, which has ended"
     )
     log.clear()
@@ -265,7 +265,7 @@ def test_a_driver_that_does_not_answer_delays_one_restart(
     waits = restarts(hangs, 0.2)
     assert waits.ends() >= 0.2
     assert log.messages == [
-        "the workers start without a check of GPU memory: NVIDIA's driver did not answer within 0.2 s"
+        "starting the workers without checking GPU memory: NVIDIA's driver did not answer within 0.2 s"
     ]
     waits.ends()
     assert len(asked) == len(log.messages) == 1, "while it hangs, no restart waits again"
@@ -333,7 +333,7 @@ def test_an_exception_on_the_loop_s_thread_does_not_end_the_job(
 ) -> None:
     monkeypatch.setattr(gpu_memory, "held_by", lambda *_: 1 / 0)
     restarts(Driver(HELD), 0.1).ends()
-    assert "the wait for GPU memory failed, so the job continues without it" in log.text
+    assert "the wait for GPU memory failed; the job continues without it" in log.text
 
 
 def test_without_a_further_thread_the_workers_start(
@@ -341,7 +341,9 @@ def test_without_a_further_thread_the_workers_start(
 ) -> None:
     monkeypatch.setattr("rallypoint.base.mailbox.start_thread", lambda *_: None)
     restarts(Driver(HELD)).ends()
-    assert log.messages == ["the workers start without a check of GPU memory: this machine allows no more threads"]
+    assert log.messages == [
+        "starting the workers without checking GPU memory: this machine does not allow any more threads"
+    ]
 
 
 def test_survivors_that_are_being_ended_end_first(restarts: Callable[..., Waits]) -> None:

@@ -218,7 +218,7 @@ def test_a_store_that_is_not_reached_is_a_warning_or_what_has_failed(caplog: pyt
             drive([node])
             assert node.setup.failure.startswith(where) == (mode == REQUIRE)
     (line,) = told(caplog)
-    assert line.startswith(f"this node does not test its connections to the others: {where}")
+    assert line.startswith(f"this node will not test its connections to the others: {where}")
 
 
 @pytest.mark.parametrize("mode", [WARN, REQUIRE])

@@ -220,7 +220,8 @@ def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
     assert status.phase is Phase.ENDED
     assert steps[-1] == End(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=Ending.INFRASTRUCTURE)))
     assert (
-        LogLine("the control plane is gone; this node ends the job with the failure of its own workers", True) in steps
+        LogLine("the control plane is gone; this node is ending the job with the failure of its own workers", True)
+        in steps
     )
     again = kinds(placed(0), WorkersFailed(CAUSE), ended(0), LinkLost("gone"), STOPPED)
     assert again[-1] is LinkLost, "that failure has been told, and was to be followed by a restart"
@@ -345,7 +346,7 @@ def test_the_first_interrupt_says_what_another_one_does(
 ) -> None:
     steps = after(*before, number)[1]
     said = "; ".join(step.text for step in steps if isinstance(step, LogLine))
-    assert ("another interrupt kills them at once" in said) is is_told
+    assert ("another interrupt will kill them at once" in said) is is_told
     assert KillWorkers() not in steps
     for another in (INT, QUIT):
         assert (KillWorkers() in after(*before, number, another)[1]) is is_told, "it is true"

@@ -59,7 +59,7 @@ def test_a_source_that_fails_is_dropped_and_the_others_go_on(method: str, caplog
         ask(watchers)
     assert [ask(watchers) for ask in ASK.values()] == [[7], 5.0, [TimerFired(Timer.NOTICE)]]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "Broken failed, so the job continues without it; this is a bug in Rallypoint (please report it)"
+        "Broken failed; the job continues without it. This is a bug in Rallypoint (please report it)"
     ]
 
 

@@ -41,7 +41,7 @@ def test_it_warns_once_if_the_hard_limit_is_too_low(hard: int, caplog: pytest.Lo
     allow_descriptors(hard)
     assert caplog.messages == [
         f"A crowd need {hard + RESERVED} open files in this process, but its limit is {hard}, so some of them cannot "
-        "connect; raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)"
+        "connect; raise the hard limit (`ulimit -Hn`, or LimitNOFILE= for a service)"
     ]
 
 

@@ -175,7 +175,7 @@ def test_where_amd_gpus_are(tmp_path: Path) -> None:
         ([MI300] * 8, range(8), (), 8, ""),
         ([MI300] * 8, [2, 3], (), 2, ""),  # a container that was given two
         ([MI300] * 8, range(8), range(4, 8), 4, ""),  # the device cgroup refuses the others
-        ([MI300] * 8, (), (), 0, "may open none of its 8 GPUs"),
+        ([MI300] * 8, (), (), 0, "may not open any of its 8 GPUs"),
         ([], (), (), 0, ""),  # a driver without GPUs that compute
         ([APU], [0], (), 1, ""),
     ],
@@ -256,7 +256,7 @@ def test_other_makers(
         (_nodes("nvidiactl"), "lists no GPU"),
         (_nodes("kfd"), "/sys/class/kfd is not visible"),
         (_nodes("mkfd"), "/dev/mkfd belongs to a driver of Hygon"),
-        (_nodes("mxcd"), "this process may open none of its GPUs"),
+        (_nodes("mxcd"), "this process may not open any of its GPUs"),
         (_nodes("neuron0"), "does not report how many logical cores"),
         (_nodes("accel/accel0"), "/dev/accel/accel0 belongs to an unknown driver"),
         (lambda root: machines.accel(root, ["qaic"]), "belongs to the driver qaic"),

@@ -182,7 +182,7 @@ def test_workers_are_bound_near_the_devices_of_any_maker(tmp_path: Path) -> None
     with pytest.raises(UserError, match="does not report the PCI addresses of the Ascend NPUs"):
         worker_cpus(options, 1, {}, tmp_path / "ascend")
     machines.node(machine(tmp_path / "metax", []), "mxcd")
-    with pytest.raises(UserError, match="this process may open none of its GPUs"):
+    with pytest.raises(UserError, match="this process may not open any of its GPUs"):
         worker_cpus(options, 1, {}, tmp_path / "metax")
 
 

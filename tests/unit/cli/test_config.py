@@ -90,8 +90,8 @@ def test_a_profile_takes_the_place_of_single_values(job: str) -> None:
         ("[env]\nPET_NNODES = 1", "'PET_NNODES' is not a valid variable"),
         ("env = 1", "env is not a table"),
         ("profile = 1", "profile is not a table of tables"),
-        ("nnodes", "is not a TOML file"),
-        ("nnodes = '\udcff'", "is not a TOML file"),
+        ("nnodes", "is not valid TOML"),
+        ("nnodes = '\udcff'", "is not valid TOML"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(text: str, said: str, tmp_path: Path) -> None:

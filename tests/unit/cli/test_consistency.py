@@ -130,7 +130,7 @@ def test_a_segment_that_was_typed_with_standalone_is_refused() -> None:
 def test_requeue_outside_of_slurm_is_refused() -> None:
     with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a Slurm job, but this is not one"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3")
-    with pytest.raises(UsageError, match=r"this is one of LSF; remove it, and submit with bsub -Q 143"):
+    with pytest.raises(UsageError, match=r"this is one of LSF; remove the flag, and submit with bsub -Q 143"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3", LSB_JOBID="7")
     with pytest.raises(UsageError, match=r"this is one of PBS, where only an operator may requeue a job"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3", PBS_JOBID="7.server")

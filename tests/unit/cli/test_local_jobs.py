@@ -166,7 +166,7 @@ def test_the_job_and_the_operand_come_in_either_order(words: list[str], operand:
 
 @pytest.mark.parametrize("words", [["drain", "29611", "29612"], ["drain", "node1:29400", "node2:29400"]])
 def test_what_could_be_either_is_refused(words: Sequence[str]) -> None:
-    with pytest.raises(UsageError, match="could be the job; name the job with --rdzv-endpoint"):
+    with pytest.raises(UsageError, match="could be the job; select the job with --rdzv-endpoint"):
         either_order(parsed(*words), "node", ANY)
 
 

@@ -27,7 +27,7 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
         ([HOSTS, "--hostfile=x", *RALLYRUN], "--hosts and --hostfile are both set; use only one of them"),
         (["--hostfile=missing", *RALLYRUN], "--hostfile='missing' cannot be read: No such file or directory"),
         (["--hostfile=.", *RALLYRUN], "--hostfile='.' cannot be read: Is a directory"),
-        (["--hosts=a b", *RALLYRUN], "'a b' is not a host name or address"),
+        (["--hosts=a b", *RALLYRUN], "'a b' is not a valid host name or address"),
         ([HOSTS, "--env=MISSING", *RALLYRUN], "--env=MISSING: this variable is not set here"),
         ([HOSTS, "--env=1=2", *RALLYRUN], "--env: '1' is not a valid variable name"),
         ([HOSTS, "--env-file=missing", *RALLYRUN], "--env-file='missing' cannot be read"),

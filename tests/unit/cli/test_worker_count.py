@@ -58,8 +58,8 @@ def test_workers_by_devices(
     ("make", "text", "environ", "words"),
     [
         # Processors are no substitute for accelerators that cannot be counted.
-        (CLOSED, "auto", {}, ["may open none of its 8 GPUs", "set the number", "groups render and video"]),
-        (CLOSED, "gpu", {}, ["cannot count GPUs", "may open none of its 8 GPUs", "set the number"]),
+        (CLOSED, "auto", {}, ["may not open any of its 8 GPUs", "set the number", "groups render and video"]),
+        (CLOSED, "gpu", {}, ["cannot count GPUs", "may not open any of its 8 GPUs", "set the number"]),
         (NVIDIA, "auto", {"CUDA_VISIBLE_DEVICES": "7"}, ["CUDA_VISIBLE_DEVICES='7' names none of the 3 NVIDIA GPUs"]),
         (lambda root: machines.accel(root, ["qaic"]), "auto", {}, ["the driver qaic", "set the number"]),
         (_npus, "gpu", {}, ["counts GPUs, but none could be opened on this machine"]),

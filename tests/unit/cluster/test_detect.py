@@ -105,7 +105,7 @@ def test_what_contradicts_itself() -> None:
     assert "names 3 hosts, SLURM_STEP_NUM_NODES=2" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-3]")
     assert "contradicts" in refused_by_slurm(SLURM_NODEID="2")
     assert "contradicts" in refused_by_slurm(SLURM_STEP_NODELIST="n;rm,n2")
-    assert "is not a list of hosts: a bracket is not closed" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-2")
+    assert "is not a valid list of hosts: a bracket is not closed" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-2")
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_NODEID"])

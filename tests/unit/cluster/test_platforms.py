@@ -229,7 +229,7 @@ def test_hosts_that_are_not_known_are_asked_for() -> None:
         ({**FLUX, "FLUX_JOB_SIZE": "8"}, Machine(), "Flux job fJqUHUCzX9 has 8 tasks on 2 nodes"),
         ({**AZUREML, "WORLD_SIZE": "8"}, Machine(), "set process_count_per_instance: 1"),
         ({**AZUREML, "LOCAL_RANK": "3"}, Machine(), "LOCAL_RANK=3"),
-        ({**VOLCANO_PYTORCH, "VC_TASK_INDEX": "1", "MASTER_ADDR": ""}, Machine(), "contradict each other"),
+        ({**VOLCANO_PYTORCH, "VC_TASK_INDEX": "1", "MASTER_ADDR": ""}, Machine(), "are inconsistent or incomplete"),
         (
             {name: text for name, text in VOLCANO_PYTORCH.items() if name.startswith("VC_")} | {"VC_TASK_INDEX": "1"},
             Machine(),

@@ -129,7 +129,7 @@ def test_a_message_that_cannot_be_observed_is_sent(
         session = dispatcher.attach(told.append, SessionRecord(node, node.addr, leased=False))
         dispatcher.receive(session, JoinRequest(INFO._replace(program=f"{number}.py"), 600.0))
     assert sum(isinstance(message, Placed) for message in told) == 2
-    assert "a message could not be inspected but is sent anyway" in caplog.text
+    assert "a message could not be inspected but will be sent anyway" in caplog.text
 
 
 def test_a_server_that_could_not_serve_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

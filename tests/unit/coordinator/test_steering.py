@@ -168,7 +168,7 @@ def test_who_watches_sees_that_a_job_is_preempted_and_which_nodes_are_lost_meanw
     seen = job.status()
     assert seen.phase is JobPhase.RUNNING
     assert [(each.kind, each.text) for each in seen.events][-2:] == [
-        ("job preempted", "b (rank 1) received SIGUSR2: the job is preempted"),
+        ("job preempted", "b (rank 1) received SIGUSR2: the job is being preempted"),
         ("node lost", "b (rank 1): a node was lost"),
     ]
     job.hears("a", Drain(0, needs_consent=True))

@@ -235,7 +235,9 @@ def test_who_cannot_be_accepted_is_accepted_later(monkeypatch: pytest.MonkeyPatc
             server.set.listen(listener)
             with socket.create_connection(listener.getsockname(), TIMEOUT):
                 await server.accepted()
-            assert server.refusals == ["no control connection is accepted for 0.01 s: [Errno 24] Too many open files"]
+            assert server.refusals == [
+                "control connections will not be accepted for 0.01 s: [Errno 24] Too many open files"
+            ]
 
     asyncio.run(run())
 

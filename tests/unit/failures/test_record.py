@@ -164,7 +164,7 @@ def test_a_previous_file_is_replaced_with_a_warning(own: Path, caplog: pytest.Lo
     own.write_text("old")
     with pytest.raises(ChildFailedError):
         _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}))
-    assert "is replaced" in caplog.text
+    assert "is being replaced" in caplog.text
     assert json.loads(own.read_text())["message"]["errorCode"] == 1
 
 

@@ -214,4 +214,4 @@ def test_without_a_log_folder_torch_dumps_where_it_does(tmp_path: Path, caplog: 
     switch_on(made, str(tmp_path / ("n" * 100)), None)
     assert DUMP not in made.envs[0]
     assert SOCKET not in made.envs[0]
-    assert "dumps of the flight recorder go to torch's default folder" in caplog.text
+    assert "flight recorder dumps go to torch's default folder" in caplog.text

@@ -154,4 +154,4 @@ def test_where_nothing_can_be_read_one_line_says_so(
         found.ensure_zygote(reaper)
         assert found.wake_at() == math.inf
     (line,) = told(caplog)
-    assert line.startswith(f"Workers start without preloading: {why}")
+    assert line.startswith(f"Workers will start without preloading: {why}")

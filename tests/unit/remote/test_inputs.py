@@ -65,11 +65,11 @@ def test_hosts_in_brackets() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "lists no host"),
-        ("n[1-", "is not a list of hosts: a bracket is not closed; write node[1-8]:4"),
-        ("n[1-99999]", "is not a list of hosts: it expands to more than 65536 hosts"),
+        ("", "does not list any hosts"),
+        ("n[1-", "is not a valid list of hosts: a bracket is not closed; write node[1-8]:4"),
+        ("n[1-99999]", "is not a valid list of hosts: it expands to more than 65536 hosts"),
         ("n[1-2],n1", "the host n1 is listed twice"),
-        ("a,,b", "'' is not a host name"),
+        ("a,,b", "'' is not a valid host name"),
         ("-oProxyCommand=x", "not a host name"),
         ("a b", "not a host name"),
         ("a,a", "the host a is listed twice"),
@@ -81,12 +81,12 @@ def test_hosts_in_brackets() -> None:
         ("[a]:22", "not an IPv6 address in brackets"),
         ("[fd00::1", "not an IPv6 address in brackets"),
         ("[fd00::1]8", "not an IPv6 address in brackets"),
-        ("a:b:c", "'a:b:c' is not a host; write it as node1:8, or [fd00::1]:8"),
+        ("a:b:c", "'a:b:c' is not a valid host; write it as node1:8, or [fd00::1]:8"),
         ("x y@a", "'x y' is not a user name"),
         ("-l@a", "'-l' is not a user name"),
         ("@a", "'' is not a user name"),
         ("a" * 300, "not a host name"),
-        ("a\x1b[2J", "is not a list of hosts"),
+        ("a\x1b[2J", "is not a valid list of hosts"),
     ],
 )
 def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
@@ -99,8 +99,8 @@ def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "hosts lists no host; write one per line, such as node1 slots=8"),
-        (b"# nothing\n\n", "hosts lists no host"),
+        (b"", "hosts does not list any hosts; write one per line, such as node1 slots=8"),
+        (b"# nothing\n\n", "hosts does not list any hosts"),
         (b"a slots=8\nb slot=8\n", "hosts, line 2: 'slot=8' is not slots=N"),
         (b"a 8\n", "hosts, line 1: '8' is not slots=N"),
         (b"a slots=\n", "hosts, line 1: '' is not a number of slots"),

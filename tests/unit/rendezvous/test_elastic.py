@@ -187,7 +187,7 @@ def test_a_job_that_has_ended_is_not_joined(tmp_path: Path) -> None:
         handlers("c10d", file, 1, store_type="file") as later,
         pytest.raises(
             RendezvousClosedError,
-            match="can join it any more: it has succeeded; use another --rdzv-id for a new job",
+            match="can no longer join it: it has succeeded; use another --rdzv-id for a new job",
         ),
     ):
         meet(later)
@@ -227,7 +227,7 @@ HERE = "127.0.0.1:1"
         ("c10d", HERE, {"restart_backoff": "x"}, r"restart_backoff='x' is not a number"),
         ("c10d", HERE, {"same_failure_limit": "-2"}, r"same_failure_limit=-2 is negative"),
         ("c10d", HERE, {"same_failure_limit": "two"}, r"same_failure_limit='two' is not a whole number"),
-        ("c10d", HERE, {"store_type": "tape"}, r"store_type='tape' is unknown; choose tcp or file"),
+        ("c10d", HERE, {"store_type": "tape"}, r"store_type='tape' is not supported; choose tcp or file"),
         ("c10d", HERE, {"is_host": "maybe"}, r"is_host='maybe' is not a boolean"),
         ("c10d", HERE, {"rank": -1}, r"node rank -1 is negative"),
         ("static", HERE, {}, "needs this node's rank"),

@@ -231,7 +231,7 @@ def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> Non
             it.turn()
         (line,) = lines
         assert line.startswith(
-            f"WARNING: the store accepts no connections for {RETRY:g} s: {os.strerror(errno.EMFILE)} (some of the "
+            f"WARNING: the store will not accept connections for {RETRY:g} s: {os.strerror(errno.EMFILE)} (some of the "
         )
         assert line.endswith("are reserved for the agent); raise the hard limit (`ulimit -Hn`)")
         for client in connected:

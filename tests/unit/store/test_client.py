@@ -85,7 +85,9 @@ def test_no_server_is_one_sentence(host: str, why: str) -> None:
 def test_a_service_that_never_answers_is_left_at_the_deadline() -> None:
     with (
         peer(_read_to_end) as port,
-        pytest.raises(StoreConnectionError, match=r"within 1 s \(.*accepted but the greeting was not answered"),
+        pytest.raises(
+            StoreConnectionError, match=r"within 1 s \(.*accepted the connection but did not answer the greeting"
+        ),
     ):
         TCPStore("127.0.0.1", port, timeout=1.0)
 

@@ -102,7 +102,7 @@ def test_not_more_than_sixteen_are_named() -> None:
 
 
 def test_a_store_with_its_server_in_one_call() -> None:
-    with pytest.raises(StoreConnectionError, match="server_port=-1 is not a port"):
+    with pytest.raises(StoreConnectionError, match="server_port=-1 is not a valid port"):
         create_c10d_store(False, "localhost")
     with pytest.raises(UserError, match="set server_port"):
         create_c10d_store(True, "localhost", world_size=2)

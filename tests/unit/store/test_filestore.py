@@ -192,7 +192,7 @@ def test_a_foreign_file_of_gigabytes_is_known_by_its_beginning(path: str, begins
         file.truncate(3 << 30)
     tracemalloc.start()
     try:
-        with pytest.raises(StoreProtocolError, match="not a store's file"):
+        with pytest.raises(StoreProtocolError, match="not a FileStore file"):
             FileStore(path)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:

@@ -42,7 +42,7 @@ def test_what_breaks_the_protocol_costs_its_connection_and_a_log_line(
         assert other.closed()
         assert greeted.ping()
     (line,) = lines
-    assert line.startswith(f"WARNING: the store closes the connection from 127.0.0.1:{port}: ")
+    assert line.startswith(f"WARNING: the store is closing the connection from 127.0.0.1:{port}: ")
     assert why in line
 
 
@@ -159,9 +159,7 @@ def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
             until(lambda: bool(lines))
         client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
         assert client.recv(4) == b"\x07\0\0\0"
-    assert lines[0].startswith(
-        f"WARNING: the store on port {server.port} cannot serve yet, and tries again in 0.05 s: "
-    )
+    assert lines[0].startswith(f"WARNING: the store on port {server.port} cannot serve yet; trying again in 0.05 s: ")
     assert os.strerror(errno.EMFILE) in lines[0]
 
 
@@ -203,7 +201,9 @@ def test_a_defect_on_the_thread_is_told_and_ends_the_store(monkeypatch: pytest.M
         assert client.closed()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port))
-    assert lines == [f"ERROR: an internal error ended the store on port {server.port}, so its clients are disconnected"]
+    assert lines == [
+        f"ERROR: an internal error ended the store on port {server.port}, so its clients are being disconnected"
+    ]
     assert len(os.listdir("/proc/self/fd")) == before
 
 

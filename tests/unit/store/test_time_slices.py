@@ -291,7 +291,7 @@ def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
         peer.received()
     (line,) = lines
     lines.clear()
-    prefix = "WARNING: the store closes the connection from a client that has left: "
+    prefix = "WARNING: the store is closing the connection from a client that has left: "
     assert line.startswith(prefix)
     return line.removeprefix(prefix)
 
@@ -316,10 +316,10 @@ def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
 def test_how_much_larger_one_connection_may_make_the_store() -> None:
     with bench("compiled", StoreGuard(keys=10, bytes=20_000)) as it, logged() as lines:
         eleven = b"".join(wire.encode(wire.Set(b"%d" % number, b"")) for number in range(11))
-        wanted = "it has added 11 keys and deleted too few; this store allows 10 a connection"
+        wanted = "it has added 11 keys and deleted too few; this store allows 10 per connection"
         assert refused(it, eleven, lines) == wanted
         large = b"".join(wire.encode(wire.QueuePush(b"q", bytes(4000))) for _ in range(5))
-        wanted = f"it has added {5 * 4064 + 65} bytes and deleted too few; this store allows 20000 a connection"
+        wanted = f"it has added {5 * 4064 + 65} bytes and deleted too few; this store allows 20000 per connection"
         assert refused(it, large, lines) == wanted
 
 
@@ -348,7 +348,7 @@ def test_who_does_not_greet_is_closed(kind: str) -> None:
         it.send(polite, wire.encode(wire.Ping(1)))
         assert polite.received() == b"\1\0\0\0"
     assert len(lines) == 2
-    assert lines[0].endswith("it sent no greeting within 0.05 s, so it is not a store client")
+    assert lines[0].endswith("it did not send a greeting within 0.05 s, so it is not a store client")
 
 
 @both
@@ -366,7 +366,7 @@ def test_more_than_so_many_connections_wait_until_others_end(kind: str) -> None:
         for client in clients:
             client.close()
     assert lines[0] == (
-        "WARNING: the store accepts no more connections until others are closed: it has reached its maximum of 2"
+        "WARNING: the store will not accept more connections until others close: it has reached its maximum of 2"
     )
 
 

@@ -345,7 +345,9 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
     run_to_end(stop)
     assert path.stat().st_size == 10_000_000
     assert SYSTEM_CLOCK.monotonic() - before < LONG
-    told = rf"worker {process.pid} is writing {re.escape(str(path))}; it is stopped when that is done, or in \d+ s"
+    told = (
+        rf"process {process.pid} is writing {re.escape(str(path))}; it will be stopped when that is done, or in \d+ s"
+    )
     assert len(re.findall(told, caplog.text)) == 1
 
 
@@ -373,4 +375,7 @@ def test_who_has_not_ended_is_named_with_the_time_that_is_left(
 ) -> None:
     process = up(DEAF)
     stopped(reaper, [process], signal.SIGTERM, 5.9)
-    assert len(re.findall(rf"worker {process.pid} has not ended; SIGKILL in [1-4] s", caplog.text)) == 1
+    assert (
+        len(re.findall(rf"worker process {process.pid} has not ended; it will be sent SIGKILL in [1-4] s", caplog.text))
+        == 1
+    )

@@ -159,7 +159,8 @@ def _worker_replaced(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         after = run.wait_for_all("training", WORKERS, plan.deadline)
         goes_on = ", ".join(str(event["pid"]) for event in after if event["pid"] in before)
         run.say(
-            f"{run.since_kill():.3f} s after the kill, all train from step {after[0]['step']} on; {goes_on} was kept"
+            f"{run.since_kill():.3f} s after the kill, all are training from step {after[0]['step']} on; pid {goes_on} "
+            "kept running"
         )
         run.wait_for(lambda event: event["event"] == "step", plan.deadline)
         run.stopped = run.since_kill()
@@ -178,7 +179,7 @@ def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
         number = next((host for pid in before[1:] if (host := run.node_of(pid))), None)
         if number is None:
-            raise DemoError("has no workers on nodes other than the first")
+            raise DemoError("has workers only on the first node")
         count = run.kill_node(number)
         run.say(f"step {plan.fatal} of {plan.steps}: SIGKILL to all {count} processes of one node, its launcher first")
         _resumed(run, NODES - 1, plan)
@@ -376,7 +377,7 @@ class DemoRun:
                 return
             if time.monotonic() > deadline:
                 if self._killed is not None and self.stopped is None:
-                    raise DemoError(f"finished no step within {self.since_kill():.0f} s of the kill")
+                    raise DemoError(f"did not finish any step within {self.since_kill():.0f} s of the kill")
                 raise DemoError(f"made no progress within {timeout:.0f} s")
 
     def _receive(self) -> bool:

@@ -119,7 +119,7 @@ def room(folder: str) -> Room:
 
 def judge_shared_memory(space: Room) -> CheckResult:
     """Judge the space for large buffers of NCCL and data loaders. If it is full, they die of a bus error."""
-    larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
+    larger = "make it larger: --shm-size for a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", larger)
     remedy = larger if space.total < ENOUGH_SHARED else f"delete files that finished programs left in {space.folder}"
@@ -179,7 +179,7 @@ def judge_open_files(soft: int, hard: int) -> CheckResult:
     remedy = f"set `ulimit -n {most}`"
     if most < ENOUGH_FILES:
         remedy = (
-            f"raise the hard limit to {_PLENTY_OF_FILES}: LimitNOFILE= of a service, --ulimit nofile= of a container"
+            f"raise the hard limit to {_PLENTY_OF_FILES}: LimitNOFILE= for a service, --ulimit nofile= for a container"
         )
     return by_amount(text, soft, MIN_FILES, ENOUGH_FILES, remedy)
 
@@ -191,16 +191,16 @@ def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
     if limit == NO_LIMIT:
         return passed(f"locked memory is unlimited for {', '.join(infiniband)}")
     text = f"{limit / MEBIBYTE:.3g} MiB may be locked, but {', '.join(infiniband)} needs more"
-    remedy = "set `ulimit -l unlimited` (LimitMEMLOCK=infinity of a service, --ulimit memlock=-1 of a container)"
+    remedy = "set `ulimit -l unlimited` (LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for a container)"
     return failed(text, remedy) if limit < MIN_LOCKED else warned(text, remedy)
 
 
 def judge_processes(of_user: int, left_in_cgroup: int) -> CheckResult:
     """Each worker is a process with many threads and more processes for data loaders; threads count too."""
-    left, what, remedy = of_user, "this user can have", "raise it: `ulimit -u`, TasksMax= of a service"
+    left, what, remedy = of_user, "this user can have", "raise it: `ulimit -u`, TasksMax= for a service"
     if left_in_cgroup != NO_LIMIT and (left == NO_LIMIT or left_in_cgroup < left):
         left, what = left_in_cgroup, "this control group can still create"
-        remedy = "raise pids.max: --pids-limit of a container, podPidsLimit of Kubernetes, TasksMax= of a service"
+        remedy = "raise pids.max: --pids-limit for a container, podPidsLimit in Kubernetes, TasksMax= for a service"
     if left == NO_LIMIT:
         return passed("the number of processes and threads is not limited")
     return by_amount(f"{what} {left} processes and threads", left, MIN_PROCESSES, ENOUGH_PROCESSES, remedy)

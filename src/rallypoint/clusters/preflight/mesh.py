@@ -214,7 +214,7 @@ def _loaded(data: bytes, parts: int) -> list[Any]:
         raise ValueError(f"it is {len(data)} bytes long")
     loaded = json.loads(data)
     if not isinstance(loaded, list) or len(loaded) != parts:
-        raise ValueError(f"it is not a list of {parts}")
+        raise ValueError(f"it is not a list of {parts} items")
     return loaded
 
 

@@ -58,7 +58,7 @@ def parse_hosts(text: str) -> list[Host]:
     """Parse the list in `--hosts`, such as `node1:8,user@node2`. Raises UsageError for an invalid or duplicate host."""
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
-        raise UsageError("--hosts lists no host; write a list such as node1:8,node2:8")
+        raise UsageError("--hosts does not list any hosts; write a list such as node1:8,node2:8")
     return _unique_hosts(host for word in words for host in _read_hosts(word, f"--hosts={printable(text)!r}"))
 
 
@@ -73,7 +73,7 @@ def parse_hostfile(data: bytes, source: str) -> list[Host]:
         host for number, words in lines if words for host in _read_line(words, f"{source}, line {number}")
     )
     if not hosts:
-        raise UsageError(f"{source} lists no host; write one per line, such as node1 slots=8")
+        raise UsageError(f"{source} does not list any hosts; write one per line, such as node1 slots=8")
     return hosts
 
 
@@ -112,7 +112,9 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
     try:
         hosts = expand(word)
     except HostlistError as error:
-        raise UsageError(f"{source}: {printable(word)!r} is not a list of hosts: {error}; write node[1-8]:4") from None
+        raise UsageError(
+            f"{source}: {printable(word)!r} is not a valid list of hosts: {error}; write node[1-8]:4"
+        ) from None
     for host in hosts:
         yield _read_host(host, source)
 
@@ -120,7 +122,7 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
 def _read_host(word: str, source: str) -> Host:
     user, at, place = word.rpartition("@")
     if at and not _USER.fullmatch(user):
-        raise UsageError(f"{source}: {printable(user)!r} is not a user name; write user@host")
+        raise UsageError(f"{source}: {printable(user)!r} is not a valid user name; write user@host")
     name, slots = _split_place(place, source)
     return Host(name, None if slots is None else _slots(slots, source), user)
 
@@ -137,11 +139,13 @@ def _split_place(text: str, source: str) -> tuple[str, str | None]:
         return name, rest[1:] if rest else None
     if text.count(":") > 1:
         if not _is_ipv6(text):
-            raise UsageError(f"{source}: {printable(text)!r} is not a host; write it as node1:8, or [fd00::1]:8")
+            raise UsageError(f"{source}: {printable(text)!r} is not a valid host; write it as node1:8, or [fd00::1]:8")
         return text, None
     name, colon, rest = text.partition(":")
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{source}: {printable(name)!r} is not a host name or address; write it as node1 or node1:8")
+        raise UsageError(
+            f"{source}: {printable(name)!r} is not a valid host name or address; write it as node1 or node1:8"
+        )
     return name, rest if colon else None
 
 

@@ -225,11 +225,11 @@ class _Launch:
     def _why_it_cannot_go_on(self, lost: SshConnection) -> str:
         """Why the other hosts would wait in vain: the command is not restarted on a lost host."""
         if len(self._connections) - self._failed < self._plan.least:
-            return f"fewer hosts are left than the {self._plan.least} that the job needs, so it ends"
+            return f"fewer hosts are left than the {self._plan.least} that the job needs, so the job is ending"
         if self._plan.first_has_control_plane and lost is self._connections[0]:
             return (
-                f"{lost.label} hosted the control plane, so the job ends; to host it on another machine, use 'rallyctl "
-                "serve'"
+                f"{lost.label} hosted the control plane, so the job is ending; to host it on another machine, use "
+                "'rallyctl serve'"
             )
         return ""
 
@@ -303,7 +303,7 @@ def _is_global(address: str) -> bool:
 
 def _lost_text(label: str, left: int, plan: LaunchPlan) -> str:
     return (
-        f"{label}: the connection was lost; the processes there are terminated within {plan.ssh.lost_after} s and "
+        f"{label}: the connection was lost; the processes there will be terminated within {plan.ssh.lost_after} s and "
         f"killed {plan.grace:.0f} s later{_going_on(left)}"
     )
 

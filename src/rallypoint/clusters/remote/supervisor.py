@@ -80,7 +80,7 @@ def _find_endpoint(towards: str) -> EndpointFound | Refused:
         address = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
     except OSError as error:
         where = f" towards {towards}" if towards else ""
-        return Refused(f"found no address and port for the rendezvous{where}: {error.strerror or error}")
+        return Refused(f"cannot find an address and port for the rendezvous{where}: {error.strerror or error}")
     port = 0
     for _ in range(_ATTEMPTS):
         port, _ = control_port(random.randrange(_PORTS), ephemeral=local_port_range())
@@ -97,7 +97,8 @@ def _prepare(job: Prepare) -> Refused | None:
         os.chdir(folder)
     except OSError as error:
         return Refused(
-            f"has no working folder {folder!r} ({error.strerror}); create it there, or choose another with --chdir"
+            f"does not have the working folder {folder!r} ({error.strerror}); create it there, or choose another "
+            "with --chdir"
         )
     os.environ["PWD"] = folder
     # As in an activated virtual environment: find programs next to this Python.

@@ -134,7 +134,7 @@ class ClientSession:
         while not self._unread:
             data = await self._reader.read(65536)
             if not data:
-                raise ConnectionResetError("it closed the connection")
+                raise ConnectionResetError("the server closed the connection")
             self._unread.extend(self._frames.feed(data))
         return self._unread.popleft()
 
@@ -186,7 +186,7 @@ class Dialer:
         if resolved is not None:
             resolved(list(dict.fromkeys(address.host for address in addresses)))
         connection = await self._connect(addresses, timeout)
-        self.unfinished = "it accepted the connection but did not answer the greeting"
+        self.unfinished = "the server accepted the connection but did not answer the greeting"
         session = ClientSession(*await self._open_streams(connection))
         try:
             await self._handshake(session, incarnation)

@@ -418,7 +418,7 @@ class TcpLink:
                     return await session.receive()
             if not is_acknowledged(session.writer.get_extra_info("socket")):
                 break
-        raise TimeoutError(f"it was silent for {SYSTEM_CLOCK.monotonic() - began:.3g} s")
+        raise TimeoutError(f"the server was silent for {SYSTEM_CLOCK.monotonic() - began:.3g} s")
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         interval = session.welcome.heartbeat_interval

@@ -232,7 +232,7 @@ class ControlConnection:
 
     def _break_off(self) -> None:
         """Handle a defect of ours: end only this connection, and log the error."""
-        log.exception("control connection from %s: a message could not be handled, so it is closed", self._peer)
+        log.exception("a message could not be handled, so the control connection from %s is being closed", self._peer)
         self._session.end("a message could not be handled: this is a bug in the control plane; see its log")
         self.abort()
 
@@ -442,7 +442,7 @@ class ControlConnection:
             data = self._channel.to_send()
         self._transport.write(data)
         if len(self._transport.unsent) > self._limit + 2 * self._collected:  # TLS adds a little
-            log.warning("control connection from %s does not read its messages, so it is closed", self._peer)
+            log.warning("closing the control connection from %s, which does not read its messages", self._peer)
             self._transport.abort()
 
     def finish(self, why: str) -> None:
@@ -613,7 +613,7 @@ class Connections:
             if payloads:
                 connection.send(*payloads)
         except Exception:  # affects only this connection: continue with the others
-            log.exception("a notification could not be sent, so the control connection is closed")
+            log.exception("a notification could not be sent, so the control connection is being closed")
             connection.abort()
 
     # Work that takes several turns

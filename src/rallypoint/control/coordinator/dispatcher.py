@@ -354,7 +354,7 @@ class Dispatcher:
             try:
                 self._coordinator.extensions.on_message(message, self._clock.monotonic())
             except Exception:
-                log.exception("job %r: a message could not be inspected but is sent anyway", self.settings.run_id)
+                log.exception("job %r: a message could not be inspected but will be sent anyway", self.settings.run_id)
         if (output := self._outputs.get(session)) is None:
             return
         try:
@@ -364,7 +364,7 @@ class Dispatcher:
 
     def _on_send_error(self, output: _Output) -> None:
         """Apply law 2, from within the exception handler."""
-        log.exception("job %r: a node could not be notified, so its session ends", self.settings.run_id)
+        log.exception("job %r: a node could not be notified, so its session is being ended", self.settings.run_id)
         output.disconnect("it could not be notified")
 
     def _hold(self, result: StepResult, journal: JournalSink) -> None:

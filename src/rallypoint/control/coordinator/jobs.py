@@ -119,7 +119,7 @@ class ManyJobs:
         job = self._job_for(hello) or self._begin(hello, _origin(peer))
         if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
             raise HandshakeError(
-                f"job {hello.job!r} has static and other nodes; use the same --rdzv-backend on all of them"
+                f"job {hello.job!r} has both static and other nodes; use the same --rdzv-backend on all nodes"
             )
         if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
             job.incarnations.add(hello.incarnation)
@@ -201,7 +201,7 @@ class ManyJobs:
         job = self._jobs[hello.job] = self._on_change_of(dispatcher, origin)
         job.forgotten_at = self._clock.monotonic() + _IDLE_JOB_KEPT
         self._reschedule(job)
-        log.info("job %r has its first node", hello.job)
+        log.info("the first node of job %r has joined", hello.job)
         return job
 
     def _make_room(self, jobs: Mapping[str, _Job], most: int, who: str) -> None:

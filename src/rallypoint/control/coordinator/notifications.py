@@ -298,7 +298,7 @@ class JobHistory:
         if after.complete and (not before.complete or before.round != after.round):
             self.add("round started", after.round, _round_start(after), now)
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
-            text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
+            text = f"{after.preempted.who} {after.preempted.why}: the job is being preempted"
             self.add("job preempted", after.round, text, now, after.preempted.who)
         if after.verdict is not None and before.verdict is None:
             self._record_verdict(after.verdict, after.round, now)

@@ -111,7 +111,7 @@ class ControlServer:
             self._closed.result(linger + _CLOSE_TIMEOUT)
         except TimeoutError:  # the loop is busy, but the process must end
             log.warning(
-                "the control plane did not close within %.1f s, so it ends without a last message",
+                "the control plane did not close within %.1f s, so it is exiting without a last message",
                 linger + _CLOSE_TIMEOUT,
             )
 
@@ -122,7 +122,7 @@ class ControlServer:
             return self._serves
 
         if not self._loop.submit(serves()).result():
-            raise LoopError("the control plane cannot be served; check the limit of open files (`ulimit -n`)")
+            raise LoopError("the control plane cannot accept connections; check the limit of open files (`ulimit -n`)")
 
     def _serve(self) -> None:
         from rallypoint.control.coordinator.connection import Connections, Served

@@ -163,7 +163,7 @@ class Transports:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._log_refusal("no control connection is accepted for %g s: %s", _RETRY, error)
+                self._log_refusal("control connections will not be accepted for %g s: %s", _RETRY, error)
                 self._epoll.unregister(descriptor)
                 self.loop.call_later(_RETRY, self._accept_again, listener)
                 return

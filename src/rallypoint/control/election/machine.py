@@ -189,7 +189,7 @@ class Election:
         again = self._context.now
         if isinstance(event.lost, WatchCancelled):
             again = self._due.get(Chore.KEEP_LEASE, again + self._ttl / 3)
-        self._context.log(steps.INFO, "an etcd watch ended (%s), so its keys are read again", event.lost)
+        self._context.log(steps.INFO, "an etcd watch ended (%s), so its keys are being read again", event.lost)
         self._due[_READS_AGAIN[kind]] = again
 
     # Next actions
@@ -281,7 +281,7 @@ class Election:
         seen = self._seen
         view = yield from procedures.read_election(self._keys)
         if view.revision < seen:
-            text = "etcd went back from revision %d to %d and lost data, so this agent registers again"
+            text = "etcd went back from revision %d to %d and lost data, so this agent is registering again"
             self._context.log(steps.WARNING, text, seen, view.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())
@@ -379,7 +379,7 @@ class Election:
         if isinstance(why, EtcdLeaseGone):
             if self._place is not None:
                 self._context.log(
-                    steps.WARNING, "this agent lost its registration in etcd (%s) and registers again", why
+                    steps.WARNING, "this agent lost its registration in etcd (%s) and is registering again", why
                 )
             self._has_ended(PAUSE, for_good=False)
             return
@@ -387,7 +387,7 @@ class Election:
             self._context.warn(why, "etcd cannot be used in its current state")
             self._context.add(steps.PermanentError(str(why)))
         elif why is not None:
-            text = "this agent gives up its registration in etcd temporarily after an unexpected error"
+            text = "this agent is giving up its registration in etcd temporarily after an unexpected error"
             self._context.warn(why, text)
             self._context.set_trouble(f"{type(why).__name__}: {why}")
         last = for_good and self._stood

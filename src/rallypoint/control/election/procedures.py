@@ -387,13 +387,15 @@ class Deposing:
     def depose(self, predecessor: KeyValue) -> Procedure[None]:
         """End the predecessor's lease."""
         if (node := decode_node(predecessor.value)) is not None:
-            text = "no process is listening at the address of the coordinator %s any more, so its lease is revoked"
+            text = (
+                "no process is listening at the address of the coordinator %s any more, so its lease is being revoked"
+            )
             self._context.log(DEBUG if node.number in self.dead else WARNING, text, node)
             self.dead |= {node.number}
         try:
             yield Revoke(predecessor.lease)
         except EtcdError as error:
-            self._context.log(DEBUG, "the lease of that coordinator could not be revoked: %s", error)
+            self._context.log(DEBUG, "that coordinator's lease could not be revoked: %s", error)
 
 
 CLOSE_LINGER = 2.0
@@ -520,7 +522,7 @@ def _delete_if_last(
         if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd might refuse writes but still end leases
-        context.log(INFO, "the job's data stays in etcd until its lease expires: %s", error)
+        context.log(INFO, "the job's data will stay in etcd until its lease expires: %s", error)
 
 
 def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:

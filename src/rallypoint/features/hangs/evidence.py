@@ -112,7 +112,7 @@ class HangReporter:
         try:
             text = self._render(whole, silent, end.more)
         except Exception:
-            log.exception("the report of a hang could not be shown")
+            log.exception("the hang report could not be shown")
             text = _NOT_SHOWN
         self._send(HangReport(end.number, end.round, text))
 

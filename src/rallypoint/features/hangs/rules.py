@@ -28,7 +28,7 @@ class OnHang(StrEnum):
 
 GRACE = 3
 """Factor of the timeout until a worker reports progress twice."""
-_CAUSE = "the job hangs: no rank has shown a sign of life for {:g} s (--hang-timeout)"
+_CAUSE = "the job is hung: no rank has shown a sign of life for {:g} s (--hang-timeout)"
 _THEN = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
     OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",
@@ -56,7 +56,7 @@ class HangRules(NamedTuple):
             return status, ()
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
         line = (
-            f"the job hangs: no rank of its {nodes} has written anything or reported progress for {self.timeout:g} s "
+            f"the job is hung: no rank of its {nodes} has written anything or reported progress for {self.timeout:g} s "
             f"(--hang-timeout; before the second progress of a round it is {GRACE} times that); collecting what the "
             "workers are doing"
         )

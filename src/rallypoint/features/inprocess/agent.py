@@ -66,9 +66,9 @@ class InProcess(Feature):
         if not isinstance(spec.entrypoint, str):
             why = "they are functions"
         elif not self.workers.rendezvous.keeps_workers:
-            why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
+            why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot report this to other nodes"
         if why:
-            log.warning("[%s] workers do not continue in their processes when a round ends: %s", spec.role, why)
+            log.warning("[%s] workers are restarted in new processes when a round ends: %s", spec.role, why)
         return not why
 
 
@@ -151,7 +151,7 @@ class HeldWorkers(Preparation):
         if context is None or not context.held or group.placement is None or not group.placement.restart_workers:
             return
         log.warning(
-            "[%s] all workers are restarted, because not all workers of the job can continue in their processes",
+            "[%s] restarting all workers in new processes, because not all workers of the job can keep theirs",
             group.spec.role,
         )
         context.begin_close(SIGTERM, self._grace.seconds(failed=True))
@@ -188,10 +188,10 @@ class HeldWorkers(Preparation):
                 context.adopt(rank, previous.hand_over(rank))
                 entered.append(rank)
             else:
-                log.warning("worker %d (local rank %d) does not continue; another worker replaces it", pids[rank], rank)
+                log.warning("worker process %d (local rank %d) cannot continue and is being replaced", pids[rank], rank)
         previous.end_held(spared=[pids[rank] for rank in entered])
         size = self._group.spec.local_world_size
         channel.remove(set(range(size)).difference(entered))
         if entered:
-            log.warning("[%s] %d of %d workers continue in their processes", self._group.spec.role, len(entered), size)
+            log.warning("[%s] %d of %d workers keep their processes", self._group.spec.role, len(entered), size)
         return tuple(entered)

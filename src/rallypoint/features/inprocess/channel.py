@@ -183,7 +183,7 @@ def _watch(folder: str) -> Inotify | None:
         news.watch(folder, CREATED)
     except OSError as error:
         log.warning(
-            "the workers' folder cannot be watched, so workers that leave a round are polled every %s s: %s",
+            "the workers' folder cannot be watched, so the agent checks every %s s for workers that leave a round: %s",
             POLL,
             error,
         )

@@ -136,7 +136,7 @@ class JobDeadline(Source):
         self._asked_at = now
         self._query = self._query or Background("rallypoint-job-end")
         if not self._query.start(self._ask_scheduler):
-            log.warning("the end of %s is unknown: this machine allows no more threads", self._job)
+            log.warning("the end of %s is unknown: this machine does not allow any more threads", self._job)
 
     def _ask_scheduler(self) -> list[str]:
         """Return the scheduler's answer, or a sentence about a failure. On a thread."""

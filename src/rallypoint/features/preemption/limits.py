@@ -155,9 +155,9 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
 
 
 _REQUEUED_BY = {
-    "LSF": "one of LSF; remove it, and submit with bsub -Q 143, so that LSF requeues a preempted job",
-    "PBS": "one of PBS, where only an operator may requeue a job; remove it, and let the script submit itself again if "
-    "it exits with code 143",
+    "LSF": "one of LSF; remove the flag, and submit with bsub -Q 143, so that LSF requeues a preempted job",
+    "PBS": "one of PBS, where only an operator may requeue a job; remove the flag, and let the script submit itself "
+    "again if it exits with code 143",
 }
 
 
@@ -165,5 +165,5 @@ def why_no_requeue(environ: Mapping[str, str]) -> str:
     """Explain that this is not a Slurm job, with an alternative to `--requeue`."""
     scheduler = scheduler_of(environ)
     title = "" if scheduler is None else scheduler.title
-    instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; remove it")
+    instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; remove the flag")
     return f"requeues a Slurm job, but this is {instead}"

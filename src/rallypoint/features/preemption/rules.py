@@ -81,7 +81,7 @@ def _on_preemption_requested(status: PolicyState, event: PreemptionRequested) ->
     status = _note(status, f"this node {event.why}")
     tell = PreemptJob(event.seconds, event.why)
     if status.phase in _WITHOUT_WORKERS:
-        line = warning(f"this node {event.why}: the job is preempted; no workers are running here")
+        line = warning(f"this node {event.why}: the job is being preempted; no workers are running here")
         return status._replace(pending_placement=None), (line, tell, _await_verdict(0.0))
     status, then = _ask_workers(status, "this node", "", event.seconds, event.why)
     return status, (tell, *then)
@@ -92,7 +92,7 @@ def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decisio
     if not event.whole_job:  # one node leaves, which no longer matters once the whole job ends
         return (status, ()) if NOTED in status.noted else None
     if status.phase in _WITHOUT_WORKERS:  # the node will never start its round's workers
-        line = warning(f"{event.node} {event.why}: the job is preempted; no workers are running here")
+        line = warning(f"{event.node} {event.why}: the job is being preempted; no workers are running here")
         forming = _note(status, f"{event.node} {event.why}")._replace(pending_placement=None)
         return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
     if status.phase not in STARTED or event.round != status.round:
@@ -106,7 +106,7 @@ def _await_verdict(seconds: float) -> SetTimer:
 
 
 def _ask_workers(status: PolicyState, who: str, node: str, seconds: float, why: str) -> Decision:
-    line = warning(f"{who} {why}: the job is preempted; the workers have {seconds:g} s to save and acknowledge")
+    line = warning(f"{who} {why}: the job is being preempted; the workers have {seconds:g} s to save and acknowledge")
     wait = _await_verdict(seconds)
     if status.phase is not Phase.RUNNING:
         return status, (line, wait)
@@ -151,18 +151,20 @@ def _without_verdict(status: PolicyState, *before: steps.Step) -> Decision:
 def _on_timer_preempted(status: PolicyState, event: TimerFired) -> Decision | None:
     if event.timer is not Timer.VERDICT:
         return None
-    line = warning("the end of the preempted job was not announced in time, so this node exits on its own")
+    line = warning("the end of the preempted job was not announced in time, so this node is exiting on its own")
     return _without_verdict(status, line, RequeueJob())
 
 
 def _on_refused_preempted(status: PolicyState, event: messages.JoinRefused) -> Decision:
     if status.phase is not Phase.FORMING:
         return status, ()
-    return _without_verdict(status, warning(f"the job is preempted, and this node has no place in it: {event.detail}"))
+    return _without_verdict(
+        status, warning(f"the job is being preempted, and this node has no place in it: {event.detail}")
+    )
 
 
 def _on_link_lost_preempted(status: PolicyState, event: LinkLost) -> Decision:
-    line = warning(f"{event.detail}; the job is preempted, so this node exits on its own")
+    line = warning(f"{event.detail}; the job is being preempted, so this node is exiting on its own")
     return _without_verdict(status, line, RequeueJob())
 
 

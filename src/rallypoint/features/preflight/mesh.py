@@ -67,7 +67,7 @@ class Mesh(Feature):
         except UserError as error:
             if mode == REQUIRE:
                 raise
-            log.warning("connections between the nodes are not tested: %s", error)
+            log.warning("connections between the nodes will not be tested: %s", error)
             return
         dialer = MeshDialer(mode)
         exchange.users.append(dialer)
@@ -132,7 +132,7 @@ class MeshDialer(PeerUser, SetupStep):
         if round_.records:
             log.warning("it is unknown whether the nodes can reach each other: %s", why)
         else:
-            log.warning("this node does not test its connections to the others: %s", why)
+            log.warning("this node will not test its connections to the others: %s", why)
 
     def sentence(self, round_: RoundInSetup, why: str) -> str:
         where = round_.store_endpoint

@@ -44,7 +44,9 @@ class Preload(Feature, Preparation):
         """Start to import, with the variables shared by all workers."""
         workers, spec = self.workers, self.workers.group.spec
         if not isinstance(spec.entrypoint, str):
-            log.warning("Workers start without preloading: they are functions, but --preload works only for scripts")
+            log.warning(
+                "Workers will start without preloading: they are functions, but --preload works only for scripts"
+            )
             return
         names, argv = spec.features.recovery.preloaded, [spec.entrypoint, *map(str, macros.substitute(spec.args, "0"))]
         constant = workers.constant_environment()
@@ -54,8 +56,8 @@ class Preload(Feature, Preparation):
         ((patched, *_),), _ = as_patched([Command(argv)], environ)
         if patched != argv:
             log.warning(
-                "Workers start without preloading: a debugger or tracer changes their command and would not follow "
-                "forks"
+                "Workers will start without preloading: a debugger or tracer changes their command and would not "
+                "follow forks"
             )
             return
         self._manager = PreloadManager(names, argv, environ, own, spec.local_world_size, progress=workers.folder.made)

@@ -250,7 +250,7 @@ class PreloadManager:
         elif now is not before:
             if self._auto:
                 self._tell_found(zygote)
-            log.info("%s is imported; workers are forked from process %d", self._module_names(), zygote.pid)
+            log.info("%s is imported; workers will be forked from process %d", self._module_names(), zygote.pid)
             zygote.request_copies(self._workers)
 
     def _tell_found(self, zygote: Zygote) -> None:
@@ -301,7 +301,7 @@ class PreloadManager:
         self._warn_not_forked(str(reason), reason.about)
         self._failures += isinstance(reason, NeverForkable)
         if self._failures >= _MAX_FAILURES:
-            log.info("No worker can be forked from process %s, so it ends", self.pid)
+            log.info("the preload process %s cannot fork workers, so it is being stopped", self.pid)
             self._given_up = True
             self.close()
 
@@ -312,7 +312,7 @@ class PreloadManager:
     def _warn_not_forked(self, why: str, about: str = "") -> None:
         if (about or why) not in self._warned:
             self._warned.add(about or why)
-            log.warning("Workers start without preloading: %s", why)
+            log.warning("Workers will start without preloading: %s", why)
 
     def _module_names(self) -> str:
         names = ", ".join(self._imports.modules)

@@ -79,8 +79,8 @@ class Wrap(Feature, Source):
         """Their programs, as last seen."""
         if not isinstance(spec.entrypoint, str):
             raise UsageError(
-                f"--wrap={spec.features.tools.wrap}: the workers are functions, which no program can run; remove this "
-                "flag"
+                f"--wrap={spec.features.tools.wrap}: the workers are functions, but a wrapper can run only programs; "
+                "remove this flag"
             )
         self._template.argv([spec.entrypoint, *map(str, spec.args)], Place(0, 0, "", 0))  # refused here if impossible
 

@@ -92,7 +92,7 @@ def read_template(text: str, variables: Collection[str] = ()) -> Template:
             f"it cannot be split into words: {error}; close the quotation mark, or write \\ at the end"
         ) from None
     if not words or not words[0]:
-        raise UsageError("it is not a command, such as 'nsys profile -o r%r'")
+        raise UsageError("it is not a command; use one such as 'nsys profile -o r%r'")
     for number, word in enumerate(words):
         _check_word(word)
         if _SHELLS.isdisjoint(map(os.path.basename, words[:number])):
@@ -164,8 +164,8 @@ def script_of(worker: Sequence[str]) -> list[str]:
     is_script = bool(script) and (script[0] == "-m" or not script[0].startswith("-"))
     if not is_script or not os.path.basename(worker[0]).startswith("python"):
         raise UsageError(
-            f"it runs a Python script in its own interpreter, but the workers run {shlex.join(worker[:3])}; if it can "
-            "run any program, write %c in place of the worker's command line"
+            f"the wrapper runs a Python script itself, but the workers run {shlex.join(worker[:3])}; if it can run any "
+            "program, put %c where the worker's command line belongs"
         )
     return script
 

@@ -241,7 +241,7 @@ def read_dump(data: bytes) -> Dump:
     try:
         return _json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"it is not a flight recorder dump: {error}") from None
+        raise ValueError(f"it is not a valid flight recorder dump: {error}") from None
 
 
 def record_of(rank: int, dump: Dump) -> RankRecord:

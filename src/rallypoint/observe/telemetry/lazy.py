@@ -95,7 +95,7 @@ def handlers_beside() -> Iterator[None]:
         left = side.close(_FLUSH)
         if side.busy_for():  # `side` stays closed, so that later calls are dropped instead of waiting too
             side.dropped += len(left)
-            log.warning("a handler of events or metrics has not returned for %.0f s", side.busy_for())
+            log.warning("an event or metrics handler has been running for %.0f s and was abandoned", side.busy_for())
         else:
             _side = None
             for work in left:  # no thread could be started
@@ -108,7 +108,7 @@ def _call(what: str, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:
-        log.warning("a handler of %s failed (%s: %s); the job continues", what, type(error).__name__, error)
+        log.warning("a handler for %s failed (%s: %s); the job continues", what, type(error).__name__, error)
 
 
 def _failed(what: str) -> None:

@@ -85,7 +85,7 @@ class _WatcherConnection:
         if not isinstance(request, ListRequest):
             self._watch.receive(request, self._refusal)
         elif self._list_jobs is None:  # it may have proved membership of only one job
-            raise codec.CodecError("jobs are listed for watchers that name none")
+            raise codec.CodecError("jobs are listed only for watchers that do not name one")
         else:
             self._list_jobs()
 

@@ -65,7 +65,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
         return shared_state.create_handler(params)
     if store_type != "tcp":
-        raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
+        raise UserError(f"rendezvous option store_type={store_type!r} is not supported; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
     refuse_unknown_port(params, endpoint)
     # Other machines can neither know a port that the kernel will choose nor reach a loopback address.
@@ -127,7 +127,7 @@ class _EmbeddedControl(ControlPlane):
         if lost:
             log.warning("the previous host of the control plane is gone, so this agent hosts it now, on port %d", port)
         else:
-            log.info("control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
+            log.info("the control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
             record_hosting(self.settings.run_id)
 
     def hosts_coordinator(self) -> bool:
@@ -193,7 +193,7 @@ class _EmbeddedControl(ControlPlane):
                     ) from None
                 return None
             dispatcher = Dispatcher(self.settings)
-            log.info("control plane listens on port %d", self._serve(dispatcher, listeners))
+            log.info("the control plane listens on port %d", self._serve(dispatcher, listeners))
         record_hosting(self.settings.run_id)
         return LocalLink(dispatcher, own_node(address), deliver, address, is_alone=self._is_alone)
 

@@ -147,7 +147,7 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
     has_files = cacert is not None or cert is not None or key is not None
     protocol = str(params.get("protocol", "https" if has_files else "http")).strip().lower()
     if protocol not in ("http", "https"):
-        raise UserError(f"rendezvous option protocol={protocol!r} is unknown; choose http or https")
+        raise UserError(f"rendezvous option protocol={protocol!r} is not supported; choose http or https")
     if protocol == "http":
         if has_files:
             raise UsageError(

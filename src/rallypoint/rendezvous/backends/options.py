@@ -251,7 +251,7 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
         if params.get("store_peers"):
             log.warning(
                 "--store-peers has no effect with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: workers then open the store "
-                "themselves, for everybody; unset that variable"
+                "themselves, and anyone can connect to it; unset that variable"
             )
         return WorkerHostedStores(params.local_addr or "")
     only_here = only_here or params.max_nodes == 1

@@ -239,7 +239,7 @@ class WorkerConsole:
                 done.wait(min(_BLOCKED, deadline.remaining()))
             self._is_late |= not done.is_set()
         if self._is_late:
-            _logger.warning("the console blocks; continuing without waiting for it")
+            _logger.warning("the console is blocked; continuing without waiting for it")
 
 
 class WorkerOutput:

@@ -68,8 +68,8 @@ class Std(IntFlag):
             pairs = (pair.split(":") for pair in vm.split(","))
             return {int(rank): cls(int(value)) for rank, value in pairs}
         raise UserError(
-            f"{vm!r} is not a choice of output streams; use one digit for all workers ([0-3]: 0 none, 1 stdout, 2 "
-            "stderr, 3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
+            f"{vm!r} is not a valid choice of output streams; use one digit for all workers ([0-3]: 0 none, 1 stdout, "
+            "2 stderr, 3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
         )
 
 
@@ -158,8 +158,8 @@ def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
     specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))
     if not isinstance(specs, LogsSpecs):
         raise UserError(
-            f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, not a LogsSpecs of "
-            "Rallypoint; if they were written for torch, change them to import LogsSpecs from Rallypoint"
+            f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, not "
+            "Rallypoint's LogsSpecs; if they were written for torch, change them to import LogsSpecs from Rallypoint"
         )
     return specs
 
