@@ -121,7 +121,7 @@ def test_a_read_only_root_leaves_shared_memory(rallyrun: Launcher) -> None:
             run = f"{' '.join(RALLYRUN)} --standalone {flag} {script} && {' '.join(RALLYCTL)} status --all"
             job = bare(rallyrun, "sh", "-c", run, mounts=_READ_ONLY, jobs="-uRALLYPOINT_JOBS_DIR")
             assert job.ends() == 0, job.err
-            assert job.err.count("files of workers go to shared memory (/dev/shm)") == 1
+            assert job.err.count("the workers' files go to shared memory (/dev/shm)") == 1
             assert "commands on this machine cannot find" not in job.err
             assert job.out[0].endswith("127.0.0.1 0")
             assert len([line for line in job.out if "  succeeded  " in line]) == 1, job.out

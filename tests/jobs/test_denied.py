@@ -156,4 +156,4 @@ def test_no_temporary_folder_is_named(rallyrun: Launcher, own_mounts: None) -> N
     closed = "mount --bind $each $each && mount -o remount,ro,bind $each"
     full = f"for each in /var/tmp /tmp /dev/shm; do {closed} || exit; done"
     job = within(rallyrun, f"{full} && cd / && mount -o remount,ro,bind / && unset TMPDIR &&", ways=("-m",))
-    refused(job, "none of the folders for temporary files is writable", "TMPDIR")
+    refused(job, "none of the temporary folders is writable", "TMPDIR")

@@ -217,7 +217,7 @@ def who_dies_while_it_waits_is_started_anew(rallyrun: Launcher) -> None:
     a, b = two(nodes)
     before = ups(a.job, (0,), 2)[0]
     b.dies()
-    a.job.until_err("1 of 1 workers wait in their processes")
+    a.job.until_err("1 of 1 workers are waiting in their processes")
     os.kill(before.pid, signal.SIGKILL)
     a.job.until_err(f"worker process {before.pid} (local rank 0) ended while it was waiting, so it is being restarted")
     b = nodes.start("B")
@@ -230,7 +230,7 @@ def a_node_whose_workers_wait_ends_at_once(rallyrun: Launcher, number: int) -> N
     a, b = two(nodes_of(rallyrun, "2", "--shutdown-timeout=50"))
     before = ups(a.job, (0,), 2)[0]
     b.dies()
-    a.job.until_err("1 of 1 workers wait in their processes")
+    a.job.until_err("1 of 1 workers are waiting in their processes")
     a.job.signal(number)
     assert a.job.ends() == (-signal.SIGKILL if number == signal.SIGKILL else 1)
     rallyrun.until_gone(before.pid)

@@ -88,7 +88,7 @@ def test_nodes_that_share_a_folder_say_where_each_rank_is(rallyrun: Launcher) ->
     assert found == {f"rank_{rank}_attempt_0": str(rank) for rank in range(4)}
     assert len(list(logs.glob(f"job_{os.uname().nodename}_*"))) == 2
     for job in jobs:
-        (line,) = [line for line in job.err.split("\n") if "output of workers goes to files only" in line]
+        (line,) = [line for line in job.err.split("\n") if "the workers' output goes only to files" in line]
         assert os.path.isdir(line.rpartition(" in ")[2])
 
 
@@ -97,7 +97,7 @@ def test_where_hidden_output_goes_is_said_once(rallyrun: Launcher) -> None:
     script = rallyrun.script(SAY + 'say(1, b"hidden")\nsys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")\n')
     job = rallyrun("--standalone", "--max-restarts=1", "--redirects=1", script)
     assert job.ends() == 0
-    (line,) = [line for line in job.err.split("\n") if "output of workers goes to files only: stdout.log in " in line]
+    (line,) = [line for line in job.err.split("\n") if "the workers' output goes only to files: stdout.log in " in line]
     attempt = Path(line.rpartition(" in ")[2])
     assert (attempt / "stdout.log").read_text() == "hidden"
     shutil.rmtree(attempt.parents[2])

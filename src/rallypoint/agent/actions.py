@@ -433,7 +433,7 @@ class Actions(Source):
     def _result_of_failure(self, verdict: Verdict, last: RunResult) -> RunResult:
         group = self._workers.group
         if verdict.detail:
-            log.error("[%s] The job ends although restarts are left: %s", group.spec.role, verdict.detail)
+            log.error("[%s] The job is ending although restarts are left: %s", group.spec.role, verdict.detail)
         group.state = WorkerState.FAILED
         own = verdict.cause is not None and verdict.cause.is_of(self._announced)
         return RunResult(

@@ -219,7 +219,7 @@ class AgentEvents:
 
     def _record_each(self, made: Iterable[TorchEvent]) -> None:
         for event in made:
-            to_handlers("events", partial(record, event, self._destination))
+            to_handlers("event", partial(record, event, self._destination))
 
 
 def _put_step(name: str, began: float | None) -> None:
@@ -487,7 +487,7 @@ class AgentEventLog:
         for observer in self.observers:
             observer(event)
         if self._destination:
-            to_handlers("events", partial(record_agent_event, event, self._destination))
+            to_handlers("event", partial(record_agent_event, event, self._destination))
 
     def _made(self, kind: type[events.AgentEvent], more: dict[str, Any]) -> events.AgentEvent:
         common: dict[str, Any] = {

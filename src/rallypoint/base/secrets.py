@@ -187,7 +187,7 @@ def _check(word: str) -> None:
             )
     elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
         raise UsageError(
-            f"{SECRET} is too easy to guess ({len(word)} characters, {len(set(word))} different ones); create one with "
+            f"{SECRET} is too easy to guess ({len(word)} characters, {len(set(word))} different); create one with "
             "'rallyctl secret'"
         )
 

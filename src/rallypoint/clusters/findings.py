@@ -94,8 +94,8 @@ def number(environ: Mapping[str, str], name: str, least: int, most: int) -> int 
         return None
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise UsageError(
-            f"{name}={text[:60]!r} is not a number from {least} to {most}, which its cluster would set; unset it, or "
-            "remove --cluster"
+            f"{name}={text[:60]!r} is not a number from {least} to {most}, so no cluster can have set it; unset it, "
+            "or remove --cluster"
         )
     return int(text)
 

@@ -44,8 +44,8 @@ def node_domain(option: str) -> str:
     domain = find_domain(os.environ)
     if domain is None:
         _log.warning(
-            "--node-domain=auto: neither NVML nor %s reports the domain of this node, so it counts as a node without "
-            "one; set --node-domain=NAME, or PET_NODE_DOMAIN",
+            "--node-domain=auto: neither NVML nor %s reports this node's domain, so the node counts as having none; "
+            "set --node-domain=NAME, or PET_NODE_DOMAIN",
             _ADDRESS,
         )
         return ""

@@ -123,7 +123,7 @@ def names_in(folder: int, owner: int, form: re.Pattern[str]) -> list[str]:
     with suppress(OSError), os.scandir(folder) as entries:
         names = [entry.name for entry in islice(entries, most)]
         if len(names) == most and next(entries, None) is not None:
-            _log.warning("user id %d has more than %d files for commands; the rest were not read", owner, most)
+            _log.warning("user id %d has more than %d job files; the rest were not read", owner, most)
         return sorted(name for name in names if form.fullmatch(name))
     return []
 
@@ -135,7 +135,7 @@ def opened(folder: int, name: str, owner: int) -> Iterator[int]:
     try:
         seen = os.fstat(fd)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != owner:
-            raise PermissionError(errno.EPERM, "it is not a regular file of the user who owns its folder", name)
+            raise PermissionError(errno.EPERM, "it is not a regular file owned by the owner of its folder", name)
         yield fd
     finally:
         os.close(fd)

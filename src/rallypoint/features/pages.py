@@ -89,7 +89,7 @@ class AgentPages:
         self._workers.rendezvous.serve_commands()
         job = self._workers.rendezvous.local_job()
         if job is None:
-            raise UnreachableError("the coordinator of this job is not known yet; try again")
+            raise UnreachableError("this job's coordinator is not known yet; try again")
         options = {name: value for name, value in self._options.items() if name not in {"rank", "local_addr"}}
         return coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **options))
 

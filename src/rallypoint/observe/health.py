@@ -246,7 +246,11 @@ class Serving:
         if not self._loop.withdraw(self._begin):
             self._loop.call(self._end)
             if not self._ended.wait(_CLOSE_TIMEOUT):
-                log.warning("%s did not close in %.0f s; the loop of this process is stuck", self._what, _CLOSE_TIMEOUT)
+                log.warning(
+                    "%s did not close within %.0f s; the event loop of this process is stuck",
+                    self._what,
+                    _CLOSE_TIMEOUT,
+                )
         self._ended.set()
         for listener in self._listeners:
             listener.close()

@@ -217,7 +217,7 @@ def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> No
         node_state=NodeState[state],
         **more,
     )
-    to_handlers("events", lambda: record_rdzv_event(event))
+    to_handlers("event", lambda: record_rdzv_event(event))
 
 
 def _trace(error: BaseException) -> str:
@@ -349,7 +349,7 @@ class ElasticHandler(RendezvousHandler):
             if error is not None:
                 self._event_emitter.record_failure(error)
                 raise error
-        raise AssertionError("notifications come without end")
+        raise AssertionError("notifications keep arriving without end")
 
     def shutdown(self) -> bool:
         """Leave, and close this node's worker store and control server, if any. The job continues without this node."""

@@ -287,7 +287,7 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
             piece = connection.recv(min(size - len(data), 1 << 20))
         except (TimeoutError, BlockingIOError):
             if deadline.expired:
-                raise TimeoutError(f"{len(data)} of {size} bytes arrived in time") from None
+                raise TimeoutError(f"only {len(data)} of {size} bytes arrived in time") from None
             continue
         if not piece:
             raise ConnectionResetError("the server closed the connection")
@@ -298,7 +298,7 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
 def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     """Try each of the host's addresses once, leaving time for the next."""
     addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    failure: OSError = OSError("the name has no address")
+    failure: OSError = OSError("the host name has no address")
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):
         share = Deadline.after(deadline.remaining() / (len(addresses) - tried))
         connection = _ClientConnection(family, kind, protocol)

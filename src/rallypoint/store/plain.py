@@ -535,7 +535,7 @@ class PlainTransport:
         except MemoryError:
             self._refuse(connection, refusal(RefusalReason.NO_MEMORY))
         except Exception:
-            log.exception("an internal error of the store ended the connection from %s", peer_of(connection.socket))
+            log.exception("an internal error in the store ended the connection from %s", peer_of(connection.socket))
             self._drop(connection)
 
     def _send_owed(self) -> None:

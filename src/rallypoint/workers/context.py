@@ -598,7 +598,7 @@ class PContext(ABC):
         for rank in ended:
             self._processes[rank].release()
         self._console.end([self._outputs[rank] for rank in ended])
-        log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
+        log.info("%d of %d workers are waiting in their processes for the next round", len(held), len(self._processes))
 
     def _finish(self) -> None:
         """Write all remaining output, and release everything."""

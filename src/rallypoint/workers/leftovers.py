@@ -92,7 +92,7 @@ class Leftovers:
         elif now - self._began >= WARN_AFTER and not self._is_told:
             self._is_told = True
             what = ", ".join(left.text for left in busy)
-            log.warning("waiting for %s; --leftover-timeout will end it in %.0f s", what, self.until - now)
+            log.warning("waiting for %s; ending it in %.0f s (--leftover-timeout)", what, self.until - now)
         return not self._over
 
     def _tell_ended(self, now: float) -> None:

@@ -45,7 +45,7 @@ async def until_refused(session: WatcherSession) -> int:
         try:
             await session.receive()
         except UnreachableError as error:
-            return taken if "sends more data than a control plane can send" in str(error) else -1
+            return taken if "sent more data than a control plane can send" in str(error) else -1
     raise AssertionError
 
 

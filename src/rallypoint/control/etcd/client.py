@@ -261,7 +261,7 @@ class EtcdWatch:
         try:
             callback(what)
         except Exception:
-            log.exception("a callback of an etcd watch failed")
+            log.exception("an etcd watch callback failed")
 
     def close(self) -> None:
         """Start no more callbacks; a running one continues. Idempotent; does not wait."""

@@ -226,8 +226,8 @@ class HangWatch(Source):
         if not self._warned:
             self._warned = True
             log.warning(
-                "[%s] --hang-timeout cannot see the output of these workers, so it detects a hang only after they have "
-                "reported progress (notices.progress or --progress-file)",
+                "[%s] this agent cannot see the workers' output, so --hang-timeout detects a hang only after the "
+                "workers report progress (notices.progress or --progress-file)",
                 self._workers.group.spec.role,
             )
 

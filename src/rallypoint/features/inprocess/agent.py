@@ -114,7 +114,9 @@ class HeldWorkers(Preparation):
             if failure is not None and -failure.exitcode not in _FROM_OUTSIDE:
                 self._possible = False
                 why = f"local rank {rank} failed as soon as it entered another round in its process"
-                log.warning("[%s] %s; from now on, each round starts new workers", self._group.spec.role, why)
+                log.warning(
+                    "[%s] %s; from now on, all workers will be restarted in new processes", self._group.spec.role, why
+                )
                 hint = f"{why}: something in it still belongs to the previous round"
                 failure.context = "\n".join(filter(None, (failure.context, hint)))
 

@@ -93,7 +93,7 @@ class WorkerChannel:
                 os.unlink(path)
             replace_file(path, json.dumps({"round": round_, "environment": dict(environment)}).encode())
         except OSError as error:
-            log.warning("the worker of local rank %d cannot be notified of its round: %s", rank, error)
+            log.warning("the worker with local rank %d cannot be notified of its round: %s", rank, error)
             return False
         return self._send(rank, f"enter {round_}\n")
 

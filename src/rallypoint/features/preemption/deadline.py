@@ -136,7 +136,7 @@ class JobDeadline(Source):
         self._asked_at = now
         self._query = self._query or Background("rallypoint-job-end")
         if not self._query.start(self._ask_scheduler):
-            log.warning("the end of %s is unknown: this machine does not allow any more threads", self._job)
+            log.warning("the end time of %s is unknown: this machine does not allow any more threads", self._job)
 
     def _ask_scheduler(self) -> list[str]:
         """Return the scheduler's answer, or a sentence about a failure. On a thread."""
@@ -167,7 +167,7 @@ class JobDeadline(Source):
         end = self._scheduler.read(said, self._wall())
         if end == math.inf:
             self._over = True
-            log.warning("%s has no time limit, so --stop-before-end does nothing", self._job)
+            log.warning("%s has no time limit, so --stop-before-end has no effect", self._job)
         elif end is not None:
             if self._end is not None and end > self._end + _INEXACT:
                 log.warning("%s was extended by %.0f s", self._job, end - self._end)
@@ -179,8 +179,8 @@ class JobDeadline(Source):
     def _unknown(self, why: str) -> None:
         self._over = True
         log.warning(
-            "the end of this job is unknown, so --stop-before-end does nothing: %s; use --preempt-signals with %s "
-            "instead",
+            "the end time of this job is unknown, so --stop-before-end has no effect: %s; use --preempt-signals with "
+            "%s instead",
             why,
             "'sbatch --signal'" if self._scheduler is None else self._scheduler.instead,
         )

@@ -74,7 +74,7 @@ def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def to_handlers(what: str, call: Callable[[], None]) -> None:
-    """Call users' handlers of `what`, on the thread of `handlers_beside` if it exists. Log exceptions."""
+    """Call users' handlers (`what`: event or metrics), on the thread of `handlers_beside` if it exists. Log exceptions."""
     if _side is None or _side.runs_this():
         _call(what, call)
     else:
@@ -108,7 +108,7 @@ def _call(what: str, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:
-        log.warning("a handler for %s failed (%s: %s); the job continues", what, type(error).__name__, error)
+        log.warning("the %s handler failed (%s: %s); the job continues", what, type(error).__name__, error)
 
 
 def _failed(what: str) -> None:

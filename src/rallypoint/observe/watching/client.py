@@ -164,7 +164,8 @@ class WatcherSession:
     def _bounded(self, size: int, most: int) -> int:
         if size > most:
             raise UnreachableError(
-                f"the control plane at {self._where.endpoint} sends more data than a control plane can send"
+                f"the control plane at {self._where.endpoint} sent more data than a control plane can send; check "
+                "the endpoint"
             )
         return size
 

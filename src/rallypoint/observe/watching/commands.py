@@ -150,7 +150,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
         )
     if least % settings.segment:
         raise CommandRefused(
-            f"rounds of this job have segments of {settings.segment} nodes; set MIN to a multiple of that"
+            f"rounds of this job have segments of {settings.segment} nodes; set MIN to a multiple of it"
         )
     most -= most % settings.segment
     nodes = known_to(state)

@@ -297,7 +297,7 @@ class WatcherSessions(Extension):
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
         if sum(earlier.watcher == session for earlier in self._collections.values()) >= _MOST_COLLECTIONS:
             raise CommandRefused(
-                f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for the answers"
+                f"{_MOST_COLLECTIONS} requests of this session have not been answered yet; wait for the answers"
             )
         job, number, kind = self.job, next(self.job.extensions.numbers), command.kind
         nodes = [node for node in self._nodes_of(command) if node in job.sessions]

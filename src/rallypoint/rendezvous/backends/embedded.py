@@ -125,9 +125,12 @@ class _EmbeddedControl(ControlPlane):
             return
         port = self._serve(Dispatcher(self.settings), listeners, has_local_nodes=True)
         if lost:
-            log.warning("the previous host of the control plane is gone, so this agent hosts it now, on port %d", port)
+            log.warning(
+                "the previous host of the control plane is gone, so this agent now hosts the control plane, on port %d",
+                port,
+            )
         else:
-            log.info("the control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
+            log.info("the control plane listens on port %d: %s is now this machine", port, self._endpoint.host)
             record_hosting(self.settings.run_id)
 
     def hosts_coordinator(self) -> bool:

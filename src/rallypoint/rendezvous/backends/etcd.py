@@ -178,7 +178,7 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
         return None
     if password is not None:
         log.warning(
-            "rendezvous option password=... is visible to all users of this machine in the list of processes; put the "
+            "rendezvous option password=... is visible to all users of this machine in the process list; put the "
             "password into a file, and set %s_FILE to its path",
             ETCD_PASSWORD,
         )

@@ -608,7 +608,7 @@ class Pump:
             self.failed = True
             self._ending.append(Sources([*self._relays], [*self._files]))
             _logger.exception(
-                "the output of workers can no longer be shown; this is a bug in Rallypoint (please report it)"
+                "the workers' output can no longer be shown; this is a bug in Rallypoint (please report it)"
             )
         finally:
             self._close()

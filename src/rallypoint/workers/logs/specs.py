@@ -273,7 +273,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = make_unique(folder := temporary_folder(), "torchelastic_")
             if folder == _MEMORY:
                 log.warning(
-                    "files of workers go to shared memory (%s), because no other folder is writable; set TMPDIR or "
+                    "the workers' files go to shared memory (%s), because no other folder is writable; set TMPDIR or "
                     "--log-dir to a writable folder",
                     folder,
                 )
@@ -316,7 +316,7 @@ def log_only_in_files(dest: LogsDest, role: str) -> bool:
         return False
     folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
     names = " and ".join(sorted({os.path.basename(path) for path in paths}))
-    log.warning("[%s] output of workers goes to files only: %s in %s", role, names, folder)
+    log.warning("[%s] the workers' output goes only to files: %s in %s", role, names, folder)
     return True
 
 
@@ -408,7 +408,7 @@ def temporary_folder() -> str:
             except FileNotFoundError:  # the path is relative, and the working directory was deleted
                 continue
     raise UserError(
-        f"none of the folders for temporary files is writable: {', '.join(candidates)}; set TMPDIR to a writable folder"
+        f"none of the temporary folders is writable: {', '.join(candidates)}; set TMPDIR to a writable folder"
     )
 
 
