@@ -70,5 +70,5 @@ def test_the_demo_trains_a_program_of_torch() -> None:
     assert "SIGKILL to rank 1" in done.stdout
     assert len(re.findall(r"resumed from step [1-9]", done.stdout)) == 2
     assert re.search(r"SIGKILL to all \d+ processes of one node", done.stdout)
-    assert re.search(r"standby worker is ready\n.* all train from step [1-9]\d* on", done.stdout, re.DOTALL)
+    assert re.search(r"standby worker is ready\n.* all are training from step [1-9]\d* on", done.stdout, re.DOTALL)
     assert len(re.findall(r"finished: exit code 0, final loss", done.stdout)) == 4

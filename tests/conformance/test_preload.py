@@ -54,7 +54,7 @@ def test_training_ends_with_the_same_loss_before_and_after_a_kill(launcher: Laun
     assert len(resumed) == 2
     assert min(resumed) >= 20
     assert "without preloading" not in job.err
-    assert "torch is imported; workers are forked from process" in job.err
+    assert "torch is imported; workers will be forked from process" in job.err
 
 
 TRAINED = """
@@ -94,7 +94,7 @@ def test_torch_is_preloaded_for_a_script_that_imports_it(launcher: Launcher) -> 
         return [line.split() for line in lines if line.startswith("trained")]
 
     first = trained(2)
-    job.until_err("workers are forked from process")
+    job.until_err("workers will be forked from process")
     (launcher.folder / "finish").touch()
     os.kill(int(first[0][3]), signal.SIGKILL)
     assert job.ends() == 0, job.err

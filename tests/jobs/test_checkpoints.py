@@ -48,13 +48,13 @@ def a_checkpoint_is_whole(rallyrun: Launcher, *, how: str) -> None:
     b = rallyrun(*flags, "--rdzv-conf=is_host=false", script, env={"NODE": "B"})
     a.until(lambda lines: "saving" in lines, "the checkpoint is begun")
     b.signal(signal.SIGKILL)
-    a.until_err("it is stopped when that is done" if how == "in place" else "closing signal SIGTERM")
+    a.until_err("it will be stopped when that is done" if how == "in place" else "closing signal SIGTERM")
     (rallyrun.folder / "enough").touch()
     assert a.ends() == 0, a.err
     (pieces,) = [int(line.split()[1]) for line in a.out if line.startswith("wrote")]
     of_one = 20_000 if how == "in place" else 1
     assert a.out[-1] == f"loaded {pieces * of_one + 1}", a.err
-    assert ("checkpoint.json; it is stopped when that is done" in a.err) is (how == "in place")
+    assert ("checkpoint.json; it will be stopped when that is done" in a.err) is (how == "in place")
 
 
 def test_a_helper_that_outlives_its_worker_may_write_to_the_end(rallyrun: Launcher) -> None:

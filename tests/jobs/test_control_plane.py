@@ -173,7 +173,7 @@ def test_a_control_plane_outside_the_job_finds_its_port_free_when_it_is_started_
     node.job.until_err("was lost")
     serve(rallyrun, port)
     node.job.until_err("is reachable again")
-    assert "this agent hosts it now" not in node.job.err
+    assert "this agent now hosts the control plane" not in node.job.err
     other = outside(rallyrun, port, "1").start("B", "--rdzv-id=other")
     other.comes_up(1)
     job.say("finish")

@@ -128,7 +128,7 @@ def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     assert "set the job's --rdzv-id" in lines["control-plane"]
     name = rallyrun.mark[:8]
     _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")
-    assert f"SKIP control-plane: no agent of job '{name}' is coordinator" in lines["control-plane"]
+    assert f"SKIP control-plane: job '{name}' has no coordinator" in lines["control-plane"]
     of_job = ("--rdzv-backend=etcd", f"--rdzv-endpoint={endpoints}", f"--rdzv-id={name}")
     job = Nodes(rallyrun, *of_job, "--rdzv-conf=lease=30", "--preflight=warn")
     node = job.start("A")

@@ -379,8 +379,8 @@ class Staying:
 
     def zygote(self) -> int:
         """The pid of the last zygote that has got ready."""
-        self.job.until_err("workers are forked from process")
-        found: list[str] = re.findall(r"workers are forked from process (\d+)", self.job.err)
+        self.job.until_err("workers will be forked from process")
+        found: list[str] = re.findall(r"workers will be forked from process (\d+)", self.job.err)
         return int(found[-1])
 
     def finish(self) -> None:
@@ -423,7 +423,7 @@ def test_a_spare_keeps_its_zygote_ready_while_it_waits(rallyrun: Launcher) -> No
     a, b = job.up(hosted=True)
     spare = job.start("S")
     spare.job.until_err("waits as a spare")
-    spare.job.until_err("workers are forked from process")
+    spare.job.until_err("workers will be forked from process")
     before = len(a.ups)  # more than one if the others came late
     b.dies()
     for node, starts in ((a, before + 1), (spare, 1)):
@@ -465,7 +465,7 @@ def test_what_a_script_imports_is_preloaded_once_its_workers_make_progress(rally
 
     workers = up(1)
     assert [words[2] for words in workers] == ["False"] * 2
-    job.until_err("workers are forked from process")
+    job.until_err("workers will be forked from process")
     for starts in (2, 3):
         os.kill(int(workers[0][3]), signal.SIGKILL)
         workers = up(starts)

@@ -131,7 +131,7 @@ WRONG_VALUES = {"--timeout=0", "--num-retries=-1", "--port=70000"}
             {"TORCHELASTIC_ETCD_BINARY_PATH": "/nowhere"},
             "'/nowhere' is not a program; set it to the path",
         ),
-        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/bin/true"}, "/bin/true does not print a version as etcd does"),
+        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/bin/true"}, "/bin/true does not print an etcd version"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(

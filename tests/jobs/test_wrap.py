@@ -212,7 +212,7 @@ def test_other_ranks_are_forked_from_what_is_preloaded(rallyrun: Launcher) -> No
     )
     assert job.ends() == 0
     assert sorted(line for line in job.out if line[:1] in "01") == ["0 1", "1 None"]
-    assert "workers are forked from process" in job.err
+    assert "workers will be forked from process" in job.err
 
 
 def test_ranks_that_the_job_has_not_are_named(rallyrun: Launcher) -> None:
@@ -224,7 +224,7 @@ def test_ranks_that_the_job_has_not_are_named(rallyrun: Launcher) -> None:
 def test_functions_are_refused_before_a_rendezvous(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--wrap=env", "--run-path", rallyrun.script("print('ran')"))
     assert job.ends() == 2
-    assert "--wrap=env: the workers are functions, which no program can run" in job.err
+    assert "--wrap=env: the workers are functions, but a wrapper can run only programs" in job.err
     assert job.out == []
 
 

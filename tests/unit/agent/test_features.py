@@ -85,7 +85,7 @@ def test_without_a_feature_a_job_runs(row: Row) -> None:
 def test_a_feature_whose_file_cannot_be_opened_does_not_end_the_job(row: Row) -> None:
     done = _run(row, (), error='OSError(24, "Too many open files")')
     assert done.returncode == 0, done.stderr
-    assert f"the feature {row.name!r} cannot be loaded, so the job continues without it" in done.stderr
+    assert f"the feature {row.name!r} cannot be loaded; the job continues without it" in done.stderr
 
 
 @pytest.mark.process

@@ -322,7 +322,7 @@ def test_an_exception_is_logged_and_nothing_is_looked_at_again(
     waits = restarts(driver)
     waits.ends()
     (record,) = [record for record in log.records if record.levelno >= logging.WARNING]
-    assert "checking GPU memory failed, so restarts no longer wait for it" in record.getMessage()
+    assert "checking GPU memory failed; restarts will no longer wait for it" in record.getMessage()
     assert "the driver is upset" in log.text
     waits.ends()
     assert driver.asked == 1

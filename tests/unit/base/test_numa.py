@@ -69,7 +69,7 @@ def test_modes(mode: AffinityMode, allowed: str, expected: list[str]) -> None:
         (AffinityMode.NODE, "4-15", 1, "worker 0 would have no processor.*NUMA node 0"),
         (AffinityMode.SOCKET, "0-7", 4, "worker 3 would have no processor.*NUMA node 2"),
         (AffinityMode.EXCLUSIVE, "0,1,17", 1, "NUMA node 0 has 2 cores.*3 GPUs"),
-        (AffinityMode.CORE_COMPLEX, "31", 1, "worker 0 would have no processor"),
+        (AffinityMode.CORE_COMPLEX, "31", 1, "worker 0 would have no processors"),
     ],
 )
 def test_what_cannot_be(mode: AffinityMode, allowed: str, workers: int, said: str) -> None:

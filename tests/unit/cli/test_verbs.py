@@ -104,5 +104,5 @@ def test_what_changes_a_job_names_it(
         monkeypatch.delenv(name, raising=False)
     assert main(words) == 2
     head, *rows = capsys.readouterr().err.splitlines()
-    assert head == f"rallyctl: error: name the job to {words[0]} by its number, id, port or script:"
+    assert head == f"rallyctl: error: select the job to {words[0]} by its number, id, port or script:"
     assert rows[1].split()[:3] == ["4711", "elastic7", "train.py"]

@@ -49,7 +49,10 @@ def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
             of_one.says(ListRequest())
             ended = decode_watcher_notification(of_one.next())
             assert isinstance(ended, SessionEnded)
-            assert (ended.detail, ended.is_permanent) == ("jobs are listed for watchers that name none", True)
+            assert (ended.detail, ended.is_permanent) == (
+                "jobs are listed only for watchers that do not name one",
+                True,
+            )
             assert raw.recv(1000) == b"", "it closed the connection"
 
 

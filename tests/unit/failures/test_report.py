@@ -84,7 +84,7 @@ def test_an_error_handler_may_add_to_what_is_said_of_a_signal(
         assert error.failures[1].message == "Signal 11 (SIGSEGV) received by PID 101"
         patch.setattr("rallypoint.failures.record.get_error_handler", Raising)
         assert str(error) == before
-    assert "could not add to the report" in caplog.text
+    assert "failed to extend the report" in caplog.text
 
 
 def test_a_cause_of_another_node_is_the_root_with_its_host() -> None:

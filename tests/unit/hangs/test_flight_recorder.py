@@ -190,7 +190,7 @@ def of_child(folder: Path, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"entries":{}}', b"{}"])
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="it is not a flight recorder dump"):
+    with pytest.raises(ValueError, match="it is not a valid flight recorder dump"):
         read_dump(data)
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_dump_is_refused(data: bytes) -> None:
     ],
 )
 def test_an_entry_of_another_form_is_refused(entry: object) -> None:
-    with pytest.raises(ValueError, match=r"it is not a flight recorder dump: .*entries\[0\]"):
+    with pytest.raises(ValueError, match=r"it is not a valid flight recorder dump: .*entries\[0\]"):
         dumped([entry])
 
 

@@ -76,7 +76,7 @@ def test_what_no_console_shows_is_known(tmp_path: Path, caplog: pytest.LogCaptur
     assert log_only_in_files(dest, "role")
     attempt = os.path.dirname(os.path.dirname(dest.stderrs[0]))
     assert caplog.messages == [
-        f"[role] output of workers goes to files only: stderr.log and stdout.log in {attempt}",
+        f"[role] the workers' output goes only to files: stderr.log and stdout.log in {attempt}",
     ]
 
 

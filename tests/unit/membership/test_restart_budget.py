@@ -143,4 +143,4 @@ def test_a_backend_that_counts_by_itself_is_named(caplog: pytest.LogCaptureFixtu
     flags = ["--rdzv-backend=mine", "--rdzv-endpoint=h", "--max-restarts=3/1h", "s.py"]
     choose_rendezvous(parse(flags, {}), 1)
     (record,) = caplog.records
-    assert record.getMessage() == "--max-restarts=3/3600 counts failures of any age with the backend mine"
+    assert record.getMessage() == "--max-restarts=3/3600: the backend mine ignores the period and counts all failures"

@@ -113,7 +113,7 @@ def test_two_jobs_in_one_file_have_to_be_told_apart(file: Path, capsys: pytest.C
     assert main(["report", str(file), "--job", "k", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"] == "k"
     assert main(["report", str(file), "--job", "l"]) == 1
-    assert "the files contain no events of the job 'l'; they have events of j, k" in capsys.readouterr().err
+    assert "the files contain no events of job 'l'; they contain events of j, k" in capsys.readouterr().err
 
 
 def test_files_that_were_rotated_away_are_read_first_and_each_once(file: Path, tmp_path: Path) -> None:

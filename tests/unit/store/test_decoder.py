@@ -62,7 +62,7 @@ KEY = ONE + b"k"
         (b"\x0b" + ONE + KEY + HUGE, "a value of"),
         (b"\x13", "unknown opcode"),
         (b"\xff", "unknown opcode"),
-        (GREETING, "a second time"),
+        (GREETING, "sent twice"),
     ],
 )
 def test_what_is_beyond_the_limits_is_refused_as_soon_as_it_is_read(frame: bytes, what: str) -> None:

@@ -69,7 +69,7 @@ def test_a_loop_of_the_original_says_so() -> None:
     def work() -> None:
         loop.stop()
         assert shared_loop() is not original
-        with pytest.raises(LoopError, match="create a new object after the fork"):
+        with pytest.raises(LoopError, match="create a new one after the fork"):
             loop.call(lambda: None)
 
     try:

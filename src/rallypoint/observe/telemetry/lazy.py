@@ -74,7 +74,7 @@ def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def to_handlers(what: str, call: Callable[[], None]) -> None:
-    """Call users' handlers (`what`: event or metrics), on the thread of `handlers_beside` if it exists. Log exceptions."""
+    """Call users' handlers (`what`: event or metrics) on the thread of `handlers_beside` if any. Log exceptions."""
     if _side is None or _side.runs_this():
         _call(what, call)
     else:
