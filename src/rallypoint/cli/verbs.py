@@ -210,8 +210,8 @@ VERBS = (
             _switch("--json", "Print JSON (docs/reference/status.md)"),
             _switch(
                 "--all",
-                "Show all nodes, even more than 100. Without JOB or for 'rallyctl serve', list ended jobs too. For a "
-                "job that ended here, show each rank's last output",
+                "Show all nodes, even more than 100. Without JOB or for 'rallyctl serve', list all jobs, even ended "
+                "ones. For a job that ended here, show each rank's last output",
             ),
             _value("--node", "NODE", "Show one node, by name, host, address or group rank", default=""),
             _switch("--watch", "Follow the job until it ends: a live screen on a terminal, else one line per change"),

@@ -175,7 +175,7 @@ def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
 def _time_left_words(progress: Progress) -> str:
     back_off = f"held back for {progress.backoff:g} s after failures without progress"
     if progress.backoff and progress.round == 0:
-        back_off = "a round that the control plane has lost might still be running, so it waits "
+        back_off = "a round that the control plane has lost might still be running, so the rendezvous waits "
         back_off += f"{progress.backoff:g} s for its nodes"
     parts = [back_off] if progress.backoff and not progress.complete else []
     parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []

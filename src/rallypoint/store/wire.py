@@ -117,7 +117,7 @@ _SENTENCES = {
     RefusalReason.GREETED_AGAIN: "VALIDATE was sent twice (it begins with {first!r})",
     RefusalReason.UNKNOWN_OPCODE: "a request with an unknown opcode (it begins with {first!r})",
     RefusalReason.NO_NUMBER: "the value {first!r} of key {second!r} is not a number, so nothing can be added to it",
-    RefusalReason.NO_MEMORY: "there is no memory for its request; see the limits of this process and its node",
+    RefusalReason.NO_MEMORY: "there is not enough memory for its request; see the limits of this process and its node",
     RefusalReason.LONG_REQUEST: "a request of {number:.0f} bytes or more is too long; this store allows {limit:.0f}",
     RefusalReason.GROWN_VALUE: "a value would grow to {number} bytes; this store allows {limit:.0f}",
     RefusalReason.KEYS_OF_ONE: (

@@ -197,7 +197,7 @@ class _Launch:
             endpoint = await first.ask(FindEndpoint(towards), EndpointFound)
         except HostError as error:
             await self._console.say(f"{first.label} {error}")
-            raise RallypointError("no endpoint was found for the rendezvous, so nothing was started") from None
+            raise RallypointError("no rendezvous endpoint was found, so nothing was started") from None
         return str(Endpoint(endpoint.address, endpoint.port))
 
     # While the job runs

@@ -31,8 +31,8 @@ GRACE = 3
 _CAUSE = "the job is hung: no rank has shown a sign of life for {:g} s (--hang-timeout)"
 _THEN = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
-    OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",
-    OnHang.FAIL: "the job ends (--on-hang=fail)",
+    OnHang.RESTART: "it counts as a failure: the workers will be restarted if a restart is left (--on-hang=restart)",
+    OnHang.FAIL: "the job is ending (--on-hang=fail)",
 }
 
 

@@ -255,7 +255,7 @@ class PreloadManager:
 
     def _tell_found(self, zygote: Zygote) -> None:
         """Log the imports found in the script, and those that failed."""
-        names = ", ".join(zygote.found[:_MAX_SHOWN]) or "nothing but modules of the standard library"
+        names = ", ".join(zygote.found[:_MAX_SHOWN]) or "only standard-library modules"
         more = len(zygote.found) - _MAX_SHOWN
         failed = "".join(f"; not {module}, for {why}" for module, why in zygote.failures[:_MAX_SHOWN])
         others = f" and {more} others" if more > 0 else ""
@@ -388,7 +388,7 @@ class Zygote:
         command = parse_command(argv)
         self._command, self._length = list(argv[: command.length]), command.length
         if os.pathsep in _HOOK or not os.path.isfile(os.path.join(_HOOK, "sitecustomize.py")):
-            raise NotForkable(f"Rallypoint lies where no interpreter would find it by PYTHONPATH: {_HOOK}")
+            raise NotForkable(f"Rallypoint is installed where PYTHONPATH cannot point to it: {_HOOK}")
         self._environ = dict(environ)
         self._read: Mapping[str, str] = {}
         self._cpus = os.sched_getaffinity(0)
@@ -519,7 +519,7 @@ class Zygote:
                 handle = self._use_copy(message, [*sent])
                 if handle is not None:
                     return handle
-            raise NotForkable("the copy ended at once")
+            raise NotForkable("the copy exited immediately")
         finally:
             os.close(folder)
 

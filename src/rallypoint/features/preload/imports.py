@@ -414,7 +414,7 @@ def thread_obstacle() -> str | None:
     posix.waitpid(pid, 0)
     posix.close(reading)
     if not ended:
-        return "a copy that was made as a test hangs"
+        return "a test copy is hung"
     more = len(threads()) - 1
     return (
         f"it starts {more} thread{'s' * (more > 1)} that stay{'s' * (more == 1)}: {_describe_threads()}"
