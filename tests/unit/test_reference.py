@@ -113,7 +113,7 @@ def test_each_field_of_an_event_is_described_and_no_other(kind: str) -> None:
 def test_the_fields_of_every_line_are_described_and_no_other() -> None:
     common = EVENTS.split("## Fields of every line")[1].split("## ")[0]
     assert _in_first_column(common) == {"event", *AgentEvent.__struct_fields__}
-    failure = next(line for line in EVENTS.splitlines() if line.startswith("A `failure` has"))
+    failure = next(text for text in EVENTS.split("\n\n") if text.startswith("A `failure` object"))
     assert [field for field in Failure.__struct_fields__ if f"`{field}`" not in failure] == []
 
 
