@@ -85,7 +85,8 @@ lint: $(DEV)  ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
+docs: $(DEV)  ## the reference pages and the site, in docs/_build/html; a warning is an error
+	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
 
 check-docs: $(DEV)  ## in seconds: links, names, the commands of changed pages (ARGS=docs/PAGE.md for one), and the site as a preview
@@ -134,7 +135,7 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 
 clean:  ## what the verbs above made
 	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
-		docs/_build docs/project docs/reference/generated build
+		docs/_build docs/project build
 
 # The package and torch, and nothing that only tests need.
 $(DEMO): pyproject.toml src/rallypoint/base/version.py

@@ -9,7 +9,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.file_names import with_file_names
-from docs.generate import write_pages
+from docs.generate import write_copies
 from docs.repository_links import adapted
 from sphinx.util.nodes import make_refnode
 
@@ -67,8 +67,8 @@ def _named(app: Any, env: Any, node: Any, shown: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Writes the pages that are made from the code, and has links to files outside docs/ lead somewhere."""
-    write_pages()
+    """Copy documents from outside docs/, and make links to other files of the repository work."""
+    write_copies()
     app.connect("source-read", _read)
     app.connect("missing-reference", _named)
     app.connect("doctree-resolved", _keep_short_literals_whole)

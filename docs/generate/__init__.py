@@ -1,4 +1,4 @@
-"""Pages that each build of the site makes: reference from the code's tables, and copies of documents outside `docs/`.
+"""Pages made from something else: reference from the code's tables, and copies of documents outside `docs/`.
 
 flags       every flag of `rallyrun`
 rallyctl    every verb of `rallyctl` and its flags
@@ -25,9 +25,16 @@ REFERENCE: dict[str, Callable[[], str]] = {
 """Names of pages to the functions that make their Markdown."""
 
 
-def write_pages() -> None:
-    """Write `reference/generated/` and `project/`, which git ignores. Unchanged pages stay untouched."""
-    _write(DOCS / "reference" / "generated", {f"{name}.md": page() for name, page in REFERENCE.items()})
+GENERATED = DOCS / "reference" / "generated"
+
+
+def write_reference() -> None:
+    """Write the pages of `REFERENCE`, which are in the repository so that links to them work there too."""
+    _write(GENERATED, {f"{name}.md": page() for name, page in REFERENCE.items()})
+
+
+def write_copies() -> None:
+    """Write `project/`, which git ignores: the site's copies of documents outside `docs/`."""
     _write(
         DOCS / "project", {page.name: copied(paper) for paper, page in PAPERS.items() if page.parent.name == "project"}
     )

@@ -14,7 +14,7 @@ from tests.jobs.launching import launching
 
 ROOT = Path(__file__).parents[2]
 _MADE = {"_build", "generated", "project"}
-"""Folders below docs/ that are made from something else, and that git ignores."""
+"""Folders below docs/ that are made from something else."""
 
 
 @cache
