@@ -183,7 +183,7 @@ class _Reader:
         """Read memory. Raises OSError if nothing is mapped there."""
         found = os.pread(self._memory, size, address)
         if len(found) != size:
-            raise OSError("the memory ends too early")
+            raise OSError("the read returned too few bytes")
         return found
 
     def number(self, address: int) -> int:

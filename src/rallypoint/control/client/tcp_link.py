@@ -207,7 +207,9 @@ class TcpLink:
             payload = codec.sendable(request)
         except codec.NotSendable as error:
             if isinstance(request, codec.EXPENDABLE):
-                self._dropped.warning("a %s was dropped because it cannot be sent (%s)", type(request).__name__, error)
+                self._dropped.warning(
+                    "a %s was dropped because it could not be sent (%s)", type(request).__name__, error
+                )
             else:
                 self._end(_unsendable(error))
             return
@@ -399,7 +401,7 @@ class TcpLink:
         except codec.CodecError as error:
             kind = error.kind
             if kind is not None and issubclass(kind, codec.EXPENDABLE):
-                self._dropped.warning("a %s was dropped because it cannot be read (%s)", kind.__name__, error)
+                self._dropped.warning("a %s was dropped because it could not be read (%s)", kind.__name__, error)
                 return None
             # Dialing again would not help:
             #   1. the coordinator has a message for this node that the node cannot read;

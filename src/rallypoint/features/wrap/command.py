@@ -104,7 +104,7 @@ def read_template(text: str, variables: Collection[str] = ()) -> Template:
         places = [_SCRIPT if _runs_module(words) else _WORKER]
         words += places
     if words[0] in (_WORKER, _SCRIPT):
-        raise UsageError("it contains no program in front of the worker; add one, such as 'nsys profile -o r%r'")
+        raise UsageError("it contains no program that starts the worker; add one, such as 'nsys profile -o r%r'")
     return Template(tuple(words), places[0] == _SCRIPT)
 
 

@@ -73,8 +73,8 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
         raise CommandRefused(f"the job has already {state.verdict.outcome.value}")
     if state.is_preempted and not isinstance(command, StopCommand):
         raise CommandRefused(
-            "the job is being preempted and will end as soon as its workers have saved; only 'rallyctl stop' ends it "
-            "sooner"
+            "the job is being preempted and will end as soon as its workers have saved; only 'rallyctl stop' can "
+            "end it sooner"
         )
     match command:
         case RestartCommand():
