@@ -48,7 +48,7 @@ def it_answers_until_a_signal_ends_it(rallyrun: Launcher, *, number: signal.Sign
     job.signal(number)
     assert job.ends() == 0
     assert job.out == [str(place)], "one line, and nothing else"
-    assert job.err == f"rallyctl: ended by {number.name}"
+    assert job.err == f"rallyctl: stopped by {number.name}"
     assert not rallyrun.left()
     assert not rallyrun.left_files()
 

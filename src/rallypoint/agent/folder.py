@@ -188,7 +188,7 @@ class WorkerFolder(Source):
                 self._inotify = self._watch()
         except OSError as error:
             log.warning(
-                "the workers cannot be notified of the %s, so the agent will not wait for them: %s", reason, error
+                "the workers cannot be notified (reason: %s), so the agent will not wait for them: %s", reason, error
             )
             self._seen = False
         self._awaits_acknowledgements = waits
@@ -258,7 +258,7 @@ class WorkerFolder(Source):
             news.watch(self._folder, CREATED)
         except OSError as error:
             log.warning(
-                "the notice folder cannot be watched, so acknowledgements are polled every %s s: %s", _POLL, error
+                "the notice folder cannot be watched, so it is polled for acknowledgements every %s s: %s", _POLL, error
             )
             if news is not None:
                 news.close()

@@ -383,7 +383,7 @@ class CommandOptions(OptionRecord):
     )
     exit_codes = Flag(
         OneOf("torchrun", "classified", "in-place"),
-        "Exit codes: torchrun; classified: 1, 2, 75 (retry), 93, 94 (do not retry), 124, 143; in-place: also 85",
+        "Exit codes: torchrun (0, 1, 2), classified (75: retry, 94: do not, ...) or in-place (also 85)",
         metavar="WHICH",
         default="torchrun",
         bad=("mine", ""),

@@ -183,7 +183,7 @@ def _check(word: str) -> None:
     if word.startswith(TOKEN_PREFIX):
         if not is_token(word):
             raise UsageError(
-                f"{SECRET} starts like a token but is not one; copy the whole line that 'rallyctl token' prints"
+                f"{SECRET} has the prefix of a token but is not valid; copy the whole line that 'rallyctl token' prints"
             )
     elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
         raise UsageError(

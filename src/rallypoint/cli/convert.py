@@ -513,7 +513,7 @@ def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Map
         _log.warning("%s: Slurm requeues only batch jobs, but this is not one; start it with sbatch", flag)
     if which("scontrol", path=environ.get("PATH")) is None:
         _log.warning(
-            "%s: scontrol is not on the PATH, so job %s cannot be requeued; add it to the container, or let the batch "
+            "%s: scontrol is not on the PATH, so job %s cannot be requeued; install scontrol there, or let the batch "
             "script run 'scontrol requeue %s' when srun exits with code 143",
             flag,
             job,

@@ -63,7 +63,7 @@ class RendezvousOptions(OptionRecord):
     )
     rdzv_endpoint = Flag(
         str,
-        "Address where nodes meet (default port: 29400, or 2379 for etcd or a list); with store_type=file, a path",
+        "Address where nodes meet (default port: 29400; etcd: 2379, or a list); with store_type=file, a path",
         metavar="HOST:PORT",
         default="",
     )
@@ -125,7 +125,7 @@ class RestartOptions(OptionRecord):
         default=0,
     )
     monitor_interval = Flag(
-        number, "Seconds between safety checks; values below 60 count as 60", metavar="SECONDS", default=0.1
+        number, "Seconds between fallback checks of the workers, at least 60", metavar="SECONDS", default=0.1
     )
     signals_to_handle = Flag(
         str,

@@ -200,7 +200,7 @@ def etcd(options: argparse.Namespace) -> None:
         server.stop()
         if log is not None:
             log.close()
-    print_error(f"rallyctl: ended by {signal.Signals(number).name}")
+    print_error(f"rallyctl: stopped by {signal.Signals(number).name}")
 
 
 def _asked_to_end() -> bool:

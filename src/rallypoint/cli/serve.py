@@ -62,7 +62,7 @@ def serve(options: argparse.Namespace) -> None:
     if pages is not None:
         pages.close()
     server.close(linger=0.0, why=f"{number.name} stopped it")
-    print_error(f"rallyctl: ended by {number.name}")
+    print_error(f"rallyctl: stopped by {number.name}")
 
 
 _LATER = (

@@ -426,7 +426,7 @@ VERBS = (
             "what to check",
             _value("endpoint", "ENDPOINT", "The job's --rdzv-endpoint (default: none)", nargs="?", default=""),
             _value("--rdzv-endpoint --endpoint", "ENDPOINT", "Same as ENDPOINT"),
-            *_rendezvous("Job id, to compare clocks with the job's control plane (needed for etcd)"),
+            *_rendezvous("Job id; with etcd, required to compare clocks with the job's control plane"),
             _value("--log-dir", "DIR", "Log folder (default: a temporary folder)"),
             _value("--config", "FILE[:PROFILE]", "Configuration file of rallyrun, for flags that are not set here"),
             _value("--nproc-per-node", "N", "Number of workers, as for rallyrun (default: one per accelerator)"),
@@ -466,7 +466,9 @@ VERBS = (
             *_WATCHED,
             "output",
             _value("-o --output", "DIR", "Parent folder for the bundle (default: the current folder)", default="."),
-            _value("--rank", "N", "Global rank whose node to collect from (default: all nodes)", type=int, default=-1),
+            _value(
+                "--rank", "N", "Collect only from the node of this global rank (default: all)", type=int, default=-1
+            ),
         ),
     ),
     Verb(
@@ -495,7 +497,7 @@ VERBS = (
             ),
             _switch(
                 "--remote-control",
-                "Accept commands (rallyctl restart, stop, ...) from other machines even without a secret",
+                "Accept commands (rallyctl restart, stop, ...) from other machines even if no secret is set",
             ),
             "page and metrics",
             _value(

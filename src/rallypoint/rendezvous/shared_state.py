@@ -273,7 +273,7 @@ class SharedStateLink:
             self._requests.put(validated(request))
         except ValidationError as error:
             if isinstance(request, EXPENDABLE):
-                log.warning("a %s was dropped because it could not be sent (%s)", type(request).__name__, error)
+                log.warning("a %s message was dropped because it could not be sent (%s)", type(request).__name__, error)
             else:
                 self._deliver(LinkLost(f"a message of this node cannot be sent: {error}"))
 

@@ -208,7 +208,7 @@ class TcpLink:
         except codec.NotSendable as error:
             if isinstance(request, codec.EXPENDABLE):
                 self._dropped.warning(
-                    "a %s was dropped because it could not be sent (%s)", type(request).__name__, error
+                    "a %s message was dropped because it could not be sent (%s)", type(request).__name__, error
                 )
             else:
                 self._end(_unsendable(error))
@@ -401,7 +401,9 @@ class TcpLink:
         except codec.CodecError as error:
             kind = error.kind
             if kind is not None and issubclass(kind, codec.EXPENDABLE):
-                self._dropped.warning("a %s was dropped because it could not be read (%s)", kind.__name__, error)
+                self._dropped.warning(
+                    "a %s message was dropped because it could not be read (%s)", kind.__name__, error
+                )
                 return None
             # Dialing again would not help:
             #   1. the coordinator has a message for this node that the node cannot read;

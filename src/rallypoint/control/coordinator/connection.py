@@ -393,7 +393,9 @@ class ControlConnection:
                 if not isinstance(message, codec.EXPENDABLE):
                     raise
                 kind = type(message).__name__
-                everyone.limiter.log_drop("a %s for %s is dropped: it cannot be sent (%s)", kind, self._peer, error)
+                everyone.limiter.log_drop(
+                    "a %s message for %s was dropped because it could not be sent (%s)", kind, self._peer, error
+                )
                 return
             everyone.last_encoded = message, payload
         if isinstance(message, CollectedPart):  # as large as a frame: writing it with others gains nothing

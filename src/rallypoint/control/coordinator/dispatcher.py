@@ -469,7 +469,9 @@ class LocalLink:
                 from rallypoint.control.protocol.codec import EXPENDABLE
 
                 if isinstance(request, EXPENDABLE):
-                    log.warning("a %s was dropped because it could not be sent (%s)", type(request).__name__, error)
+                    log.warning(
+                        "a %s message was dropped because it could not be sent (%s)", type(request).__name__, error
+                    )
                 else:
                     self._deliver(LinkLost(f"a message of this node cannot be sent: {error}"))
                 return

@@ -118,8 +118,7 @@ def _check_word(word: str) -> None:
         if terms is not None:
             if _TERMS.fullmatch(terms) is None:
                 raise UsageError(
-                    f"{match[0]} is not a sum of whole numbers, %r, %l and %n, such as $((5678+%l)); nothing else is "
-                    "evaluated here"
+                    f"{match[0]} is not a valid sum: only whole numbers, %r, %l and %n can be added, as in $((5678+%l))"
                 )
         elif letter in ("c", "s"):
             raise UsageError(
@@ -204,6 +203,6 @@ def read_ranks(text: str) -> Ranks:
         first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
         if last < first:
             where = f" in {text!r}" if part != text else ""
-            raise UsageError(f"{part!r}{where} is not a rank of the job or a range of ranks, as in 0,3-5")
+            raise UsageError(f"{part!r}{where} is neither a rank nor a range of ranks; a valid list is 0,3-5")
         ranges.append(range(first, last + 1))
     return Ranks(tuple(ranges))
