@@ -17,6 +17,7 @@ from benchmarks.messages import Go, Meet, Met, Serving, decode, encode
 
 _PROCESSES = 4
 _RUN_ID = "bench"
+_LEASE = 3.0  # seconds, the default of a job
 _LEAD = 0.2  # seconds from the order until the common start: every process must have it by then
 _TIMEOUT = 300.0  # seconds for any one answer
 _TORCH_UP_TO = 256  # 10 s to minutes there, and minutes beyond
@@ -47,8 +48,8 @@ def _linearity(rows: dict[int, Row]) -> list[Row]:
 
 def meet(side: str, nodes: int) -> float:
     with Children() as children:
-        argv = program("control_server", str(nodes), _RUN_ID) if side == OURS else program("store_server", side)
-        server = children.start(f"{side} server", argv)
+        ours = program("control_server", str(nodes), _RUN_ID, str(_LEASE))
+        server = children.start(f"{side} server", ours if side == OURS else program("store_server", side))
         port = decode(_answers(children, [server], "its port")[server], Serving).port
         return meet_at(children, side, [port], nodes)
 

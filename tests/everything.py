@@ -57,6 +57,7 @@ PARTS = (
     Part("random faults against real jobs", "-m tests.chaos --faults 40"),
     Part("what runs on GPUs, rehearsed on processors", "-m tests.gpu --rehearse"),
     Part("decoders, guided by coverage", "-m tests.fuzz"),
+    Part("every benchmark, in small", "-m benchmarks --quick"),
 )
 
 

@@ -150,7 +150,10 @@ def test_an_expendable_notification_that_cannot_be_read_is_dropped(caplog: pytes
         session.says(NodesWaiting(0, 1))
         assert job.waits_for(NodesWaiting) == NodesWaiting(0, 1)
         assert [type(notification) for notification in job.delivered] == [LinkOpened, NodesWaiting]
-    assert "a NodesWaiting message was dropped because it could not be read (Expected `array`, got `str`)" in caplog.messages
+    assert (
+        "a NodesWaiting message was dropped because it could not be read (Expected `array`, got `str`)"
+        in caplog.messages
+    )
 
 
 def test_an_error_of_the_node_s_own_does_not_pass_for_a_broken_connection() -> None:

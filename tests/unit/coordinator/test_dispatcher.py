@@ -111,7 +111,10 @@ def test_a_number_that_nobody_could_be_told_is_dropped_or_ends_the_link(caplog: 
     dispatcher, link, own, _ = joined_by_two()
     link.send(RecordProgress(0, 1 << 70))
     assert dispatcher.state.complete
-    assert "a RecordProgress message was dropped because it could not be sent (a RecordProgress whose step is" in caplog.text
+    assert (
+        "a RecordProgress message was dropped because it could not be sent (a RecordProgress whose step is"
+        in caplog.text
+    )
     link.send(Fail(0, CAUSE, 1 << 40))
     assert isinstance(own[-1], LinkLost)
     assert "a Fail whose max_restarts is 1099511627776 is refused" in own[-1].detail
