@@ -75,7 +75,7 @@ BAD = [
     *[value("--nnodes", text, "such as 2 or 1:4") for text in ("1:2:3", "a", "", "1:", "2.5")],
     *[value("--nnodes", text, "minimum must be 1 or more") for text in ("0", "2:1", "0:1", "-1")],
     *[value("--nproc-per-node", text, "minimum is 1") for text in ("0", "-1")],
-    *[value("--nproc-per-node", text, "cpu, gpu, xpu or auto") for text in ("GPU", "mps", "", "1.5")],
+    *[value("--nproc-per-node", text, "cpu, gpu, xpu, auto") for text in ("GPU", "mps", "", "1.5")],
     bad(["--nproc-per-node=gpu"], "--nproc-per-node=gpu", "cpu or auto", CUDA_VISIBLE_DEVICES=""),
     bad(["--nproc-per-node=xpu"], "--nproc-per-node=xpu", "cpu or auto", ZE_AFFINITY_MASK="x"),
     *[bad([f"--rdzv-backend={text}", "--nnodes=2"], "rendezvous backend", "c10d", text) for text in ("zookeeper", "")],

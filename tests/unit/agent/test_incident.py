@@ -95,4 +95,4 @@ def test_a_driver_that_hangs_costs_a_line(tmp_path: Path, monkeypatch: pytest.Mo
     _nvidia_smi(tmp_path, "exec sleep 600")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (piece,) = gpu_pieces()
-    assert b"no answer within 0.1 s" in piece.data
+    assert b"did not answer within 0.1 s" in piece.data

@@ -146,7 +146,7 @@ def test_more_time_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     seen.slurm_says(str(int(NOW) + 900))
     seen.passes(240)
     assert seen.told == []
-    assert "Slurm job 7 now has 600 s more" in caplog.text
+    assert "Slurm job 7 was extended by 600 s" in caplog.text
     seen.passes(599)
     assert seen.told == []
     seen.passes(1)
@@ -336,7 +336,10 @@ def test_what_a_scheduler_does_not_know_is_said_once(tmp_path: Path, caplog: pyt
     seen.passes(3)
     seen.passes(300)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "Flux cannot be asked: no ?[31m job; use --preempt-signals with 'flux run --signal=USR2@SECONDS'" in line
+    assert (
+        "Flux cannot be queried: no ?[31m job; use --preempt-signals with 'flux run --signal=USR2@SECONDS' instead"
+        in line
+    )
 
 
 # How long the workers have

@@ -182,7 +182,7 @@ def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
             "n3 (rank 2) was lost (it was silent for 3 s)",
         ),
         (RoundEnd(0, Reason.LOST, ""), "a node was lost"),
-        (RoundEnd(0, Reason.DEPARTED, "n3 (rank 2)"), "n3 (rank 2) has left"),
+        (RoundEnd(0, Reason.DEPARTED, "n3 (rank 2)"), "n3 (rank 2) left"),
         (RoundEnd(0, Reason.DRAINED, "n1 (rank 0)", detail="n4 is new"), "n4 is new"),
         (RoundEnd(0, Reason.FORGOTTEN, ""), "how it ended is no longer known"),
         (RoundEnd(0, Reason.FAILURE, "n2 (rank 1)", CAUSE), "rank 1 failed on host (exit code -9, SIGKILL): Signal 9"),

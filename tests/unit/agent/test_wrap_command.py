@@ -68,8 +68,8 @@ def test_the_program_behind_it(command: str, program: list[str]) -> None:
         ("a x%c", "a separate word"),
         ("a %c %s", "use one of them"),
         ("%c", "contains no program"),
-        ("a $((2*%l))", "is not a sum"),
-        ("a $((%h+1))", "is not a sum"),
+        ("a $((2*%l))", "is not a valid sum"),
+        ("a $((%h+1))", "is not a valid sum"),
         ("a $((", "without a sum"),
         ("a -o $HOME/r%r", "$HOME, which no shell expands"),
         ("a -o ${HOME}/r%r", "$HOME"),
@@ -84,7 +84,7 @@ def test_what_is_no_command(command: str, why: str) -> None:
 
 @pytest.mark.parametrize("worker", [["./train.sh"], ["python", "-c", "pass"], ["python", "-X", "dev", "train.py"]])
 def test_a_worker_that_no_other_interpreter_can_run_as_a_script(worker: list[str]) -> None:
-    with pytest.raises(UsageError, match="write %c"):
+    with pytest.raises(UsageError, match="put %c"):
         read_template("python -m cProfile").argv(worker, PLACE)
 
 
@@ -100,7 +100,7 @@ def test_ranks(text: str, ranks: list[int], least: int) -> None:
 
 @pytest.mark.parametrize("text", ["a", "-1", "3-1", "0,,1", "0-", "1.5", ","])
 def test_what_is_no_list_of_ranks(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a rank of the job"):
+    with pytest.raises(UsageError, match="is neither a rank nor a range"):
         read_ranks(text)
 
 

@@ -147,7 +147,7 @@ def test_a_kernel_without_numa(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_topology_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"0000:01:00\.0/numa_node: No such file"):
+    with pytest.raises(UserError, match=r"0000:01:00\.0/numa_node \(No such file"):
         read_topology(AffinityMode.NODE, ["0000:01:00.0"], tmp_path)
 
 

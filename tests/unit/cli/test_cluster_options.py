@@ -54,7 +54,7 @@ def test_an_option_is_given_by_its_key_and_not_by_what_contains_it(conf: str) ->
 
 
 def test_options_that_cannot_be_read_are_named_by_their_flag() -> None:
-    with pytest.raises(UserError, match=r"--rdzv-conf: rendezvous options 'is_host' give 'is_host' no value"):
+    with pytest.raises(UserError, match=r"--rdzv-conf: rendezvous options 'is_host' set no value for 'is_host'"):
         filled("--rdzv-conf=is_host", environ=FIRST)
 
 
@@ -132,7 +132,7 @@ def test_a_task_that_is_bound_to_few_processors_is_told_of(caplog: pytest.LogCap
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len(said) == bool(words)
         if words:
-            assert f"may run on {cpu_count()} of 4000 processors" in said[0]
+            assert f"may use only {cpu_count()} of 4000 processors" in said[0]
             assert words in said[0]
 
 
@@ -166,12 +166,14 @@ def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCa
         filled(environ=BATCH)
     for flags in (["--standalone"], ["--nnodes=3", "--master-addr=n1", "--node-rank=0"]):
         assert meeting(filled(*flags, environ=BATCH)) == meeting(parse([*flags, "train.py"], {}))
-    with pytest.raises(UsageError, match=r"^PET_CLUSTER=slurm: SLURM_JOB_ID is not set"):
+    with pytest.raises(
+        UsageError, match=r"^PET_CLUSTER=slurm: Slurm did not start this process: SLURM_JOB_ID is not set"
+    ):
         with_cluster(parse(["train.py"], {"PET_CLUSTER": "slurm"}), {}, MACHINE)
 
 
 def test_nothing_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    for environ, said in (({}, "nor Slurm"), ({"SLURM_JOB_ID": "12"}, "as after ssh to one of its nodes")):
+    for environ, said in (({}, " Slurm,"), ({"SLURM_JOB_ID": "12"}, "as after ssh to one of its nodes")):
         caplog.clear()
         assert meeting(filled(environ=environ)) == ("1:1", "static", "", "none", 0)
         (record,) = caplog.records

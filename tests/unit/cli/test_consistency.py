@@ -34,7 +34,7 @@ def test_what_a_template_did_not_expand() -> None:
 
 
 def test_a_number_of_nodes_that_was_not_expanded() -> None:
-    with pytest.raises(UsageError, match=r"--nnodes='\$SLURM_NNODES' has \$SLURM_NNODES"):
+    with pytest.raises(UsageError, match=r"--nnodes='\$SLURM_NNODES' contains \$SLURM_NNODES"):
         launched("--nnodes=$SLURM_NNODES")
 
 
@@ -85,7 +85,7 @@ def test_variables_are_named_where_they_are_empty() -> None:
     ("flags", "environ"), [(["--standalone", "--nnodes=2"], {}), (["--nnodes=2"], {"PET_STANDALONE": "1"})]
 )
 def test_standalone_with_more_nodes_is_refused(flags: list[str], environ: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"--nnodes=2 needs 2 nodes, and (--standalone|PET_STANDALONE) runs"):
+    with pytest.raises(UsageError, match=r"--nnodes=2 needs 2 nodes, but (--standalone|PET_STANDALONE) runs"):
         launched(*flags, **environ)
 
 

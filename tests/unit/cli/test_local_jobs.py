@@ -97,7 +97,7 @@ def test_an_id_narrows_down() -> None:
     found = job_named("train.py", "none")
     assert found is not None
     assert found.first_agent.pid == 14
-    with pytest.raises(UsageError, match="'none' names 2 jobs"):
+    with pytest.raises(UsageError, match="'none' matches 2 jobs"):
         job_named("", "none")
 
 

@@ -34,7 +34,7 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
         ([HOSTS, "--env-file=bad", *RALLYRUN], "bad, line 1: 'not a variable' is not a valid variable name"),
         ([HOSTS, "--env-file=/dev/zero", *RALLYRUN], "--env-file='/dev/zero' has more than 1048576 bytes"),
         (["--hostfile=/dev/zero", *RALLYRUN], "--hostfile='/dev/zero' has more than 1048576 bytes"),
-        ([HOSTS, "--ssh-args='", *RALLYRUN], "cannot be read: No closing quotation; quote it as for a shell"),
+        ([HOSTS, "--ssh-args='", *RALLYRUN], "cannot be parsed: No closing quotation; quote it as for a shell"),
         (
             [HOSTS, "--connect-timeout=0", *RALLYRUN],
             "--connect-timeout='0' is not a number of seconds from 1",
@@ -42,8 +42,8 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
         ([HOSTS, "--lost-after=x", *RALLYRUN], "--lost-after='x' is not a number of seconds"),
         ([HOSTS, "--grace=1e3", *RALLYRUN], "--grace='1e3' is not a number of seconds"),
         ([HOSTS, "--grace=99999999999", *RALLYRUN], "is not a number of seconds from 1 to 86400"),
-        ([HOSTS, "--", "rallyrun", "--nnodes=3", "t.py"], "--nnodes=3 needs 3 nodes, and 2 hosts are given"),
-        ([HOSTS, "--env=PET_NNODES=3:4", *RALLYRUN], "PET_NNODES=3:4 needs 3 nodes, and 2 hosts are given"),
+        ([HOSTS, "--", "rallyrun", "--nnodes=3", "t.py"], "--nnodes=3 needs 3 nodes, but 2 hosts are listed"),
+        ([HOSTS, "--env=PET_NNODES=3:4", *RALLYRUN], "PET_NNODES=3:4 needs 3 nodes, but 2 hosts are listed"),
     ],
 )
 def test_what_cannot_work(

@@ -65,7 +65,7 @@ def test_workers_by_devices(
         (_npus, "gpu", {}, ["counts GPUs, but none could be opened on this machine"]),
         (NVIDIA, "gpu", {"CUDA_VISIBLE_DEVICES": "-1"}, ["none could be opened with CUDA_VISIBLE_DEVICES='-1'"]),
         (NVIDIA, "npu", {}, ["counts Ascend NPUs, but none could be opened"]),
-        (NVIDIA, "tpus", {}, ["'tpus' is not a number", "cpu, gpu, xpu or auto", "npu"]),
+        (NVIDIA, "tpus", {}, ["'tpus' is not a number", "cpu, gpu, xpu, auto", "npu"]),
     ],
 )
 def test_what_is_refused(
@@ -87,7 +87,7 @@ def test_none_are_none(tmp_path: Path) -> None:
     [
         (AMD, 8, {}, ""),
         (AMD, 9, {}, "9 workers share 8 AMD GPUs; start fewer workers"),
-        (AMD, 2, {"HIP_VISIBLE_DEVICES": "3"}, "2 workers share 1 AMD GPU of 8, as HIP_VISIBLE_DEVICES='3' says"),
+        (AMD, 2, {"HIP_VISIBLE_DEVICES": "3"}, "2 workers share 1 AMD GPU of 8, because of HIP_VISIBLE_DEVICES='3'"),
         (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "use --virtual-local-rank to give each worker its own"),
         (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": ""}, ""),
         (NOTEBOOK, 4, {}, ""),

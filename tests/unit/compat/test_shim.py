@@ -75,7 +75,7 @@ def test_python_m_runs_ours_and_imports_no_torch(torch: Path, words: list[str], 
     ran = python(torch, *words, "--standalone", "worker.py", "a")
     assert ran.stdout == said
     first = next(each for each in ran.stderr.splitlines() if "FutureWarning" not in each)
-    assert "in place of python -m torch.distributed." in first
+    assert "instead of python -m torch.distributed." in first
 
 
 def test_without_the_variable_python_m_runs_torchs(torch: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_users_own_sitecustomize_is_loaded(torch: Path) -> None:
 def test_what_a_program_imports_launches_here(torch: Path, program: str) -> None:
     ran = python(torch, "-c", program)
     assert ran.stdout == "torch is imported\nrank 0 a\n", ran.stderr
-    assert "in place of torch.distributed." in ran.stderr.splitlines()[0]
+    assert "instead of torch.distributed." in ran.stderr.splitlines()[0]
 
 
 def test_a_name_that_is_not_ours_is_torchs(torch: Path) -> None:

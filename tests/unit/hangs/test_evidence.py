@@ -140,7 +140,7 @@ def test_a_process_that_may_not_be_read_is_told_with_what_to_do(tmp_path: Path) 
         target.stdout.close()
     assert told[0].startswith("  2 ranks (0-1): sleeping")
     (why,) = [line for line in told if "no Python stacks" in line]
-    assert "of 2 ranks (0-1) on n1: " in why
+    assert "from 2 ranks (0-1) on n1: " in why
     assert "CAP_SYS_PTRACE" in why
 
 

@@ -73,10 +73,10 @@ def test_each_process_group_is_judged_for_itself() -> None:
 def test_what_is_not_known_is_not_judged() -> None:
     assert told("missing", range(3)) == [
         "all_reduce #3 of default_pg (train.py:46): joined by all with a dump, ranks 0-2, not complete on any; "
-        "no dump of rank 3"
+        "no dump from rank 3"
     ]
     assert told("missing", [2, 3]) == [
-        "all_reduce #3 of default_pg (train.py:46): joined by rank 2, not by rank 3; no dump of ranks 0-1"
+        "all_reduce #3 of default_pg (train.py:46): joined by rank 2, not by rank 3; no dump from ranks 0-1"
     ]
     assert told("missing", [3]) == []
     assert findings([], range(4)) == []

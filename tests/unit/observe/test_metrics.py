@@ -104,7 +104,7 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     rows = {}
     for line in (ROOT / "docs/reference/metrics.md").read_text().splitlines():
         cells = [each.strip() for each in line.strip("|").split("|")]
-        if cells[0].startswith("`rallypoint_"):
+        if line.startswith("| `rallypoint_"):
             rows[cells[0].strip("`")] = (cells[1], tuple(re.findall(r"`(\w+)`", cells[2])))
     wanted = {
         name + ("_total" if metric.kind is MetricKind.COUNTER else ""): (metric.kind.value, metric.labels)
