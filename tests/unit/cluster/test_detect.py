@@ -102,9 +102,9 @@ def test_a_step_without_hosts(name: str) -> None:
 
 
 def test_what_contradicts_itself() -> None:
-    assert "names 3 hosts, SLURM_STEP_NUM_NODES=2" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-3]")
-    assert "contradicts" in refused_by_slurm(SLURM_NODEID="2")
-    assert "contradicts" in refused_by_slurm(SLURM_STEP_NODELIST="n;rm,n2")
+    assert "lists 3 hosts, SLURM_STEP_NUM_NODES=2" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-3]")
+    assert "are inconsistent" in refused_by_slurm(SLURM_NODEID="2")
+    assert "are inconsistent" in refused_by_slurm(SLURM_STEP_NODELIST="n;rm,n2")
     assert "is not a valid list of hosts: a bracket is not closed" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-2")
 
 

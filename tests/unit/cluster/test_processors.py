@@ -45,7 +45,7 @@ OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("SIZE", "RANK", "LOCAL_S
         (4, ONE, {}, ["4 workers share 1 processor of 64", "without taskset", "--cpuset-cpus"]),
         (4, Processors(3, 64), {}, ["share 3 processors of 64"]),
         (4, ONE, {"SLURM_JOB_ID": "7"}, ["use srun --cpus-per-task=N or --cpu-bind=none"]),
-        (4, ONE, OPEN_MPI, ["write mpirun", "--bind-to none"]),
+        (4, ONE, OPEN_MPI, ["use mpirun", "--bind-to none"]),
         (4, Processors(64, 64, 2.0), {}, ["share a CPU quota of 2 of 64 processors", "limits.cpu"]),
         (4, Processors(64, 64, 4.0), {}, None),
         (4, Processors(2, 64, 8.0), {}, ["share 2 processors of 64"]),

@@ -77,7 +77,7 @@ def test_a_session_is_not_left_while_the_other_side_receives_what_is_said() -> N
         welcome(node)
         with busy.accept():  # only now it dials again
             (down,) = [each for each in busy.told if isinstance(each, LinkDown)]
-            (seconds,) = re.findall(r"it was silent for ([0-9.]+) s", down.detail)
+            (seconds,) = re.findall(r"the server was silent for ([0-9.]+) s", down.detail)
             assert float(seconds) >= round(3 * LEASE, 1)
 
 

@@ -139,7 +139,7 @@ def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone(caplog: pytest.
     old.goes()
     new = Node(world, 3)
     new.joins()
-    assert caplog.messages == [f"job 'job' has failed: {CAUSE.headline}; restarts used: 0 of 0"]
+    assert caplog.messages == [f"job 'job' failed: {CAUSE.headline}; restarts used: 0 of 0"]
     assert isinstance(new.told[-1], Placed), "who was refused does not hold the id"
     early.goes()
     new.says(Succeed(0))
@@ -405,7 +405,7 @@ def test_as_many_jobs_as_there_may_be_are_told_so() -> None:
 
 def test_what_cannot_be_is_refused_in_a_sentence() -> None:
     world = World()
-    with pytest.raises(HandshakeError, match="asks for 2 to 1 nodes"):
+    with pytest.raises(HandshakeError, match="requests 2 to 1 nodes"):
         Node(world, 1, nodes=1, least=2)
 
 

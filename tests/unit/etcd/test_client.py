@@ -147,7 +147,7 @@ def test_whoever_still_asks_when_the_client_is_closed_is_told_at_once(etcd: Etcd
 
 
 def test_no_endpoint_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="no endpoint"):
+    with pytest.raises(UserError, match="no etcd endpoint"):
         EtcdClient([])
 
 

@@ -91,7 +91,7 @@ def test_what_no_restart_can_change_is_retried_once(first: Cause, retry_all: boo
         rounds += 1
     assert state.verdict is not None
     assert (rounds, state.verdict.ending is Ending.REPEATED) == ((6, False) if retry_all else (2, True))
-    assert ("no restart can change" in state.verdict.detail) is not retry_all
+    assert ("a restart cannot fix it" in state.verdict.detail) is not retry_all
 
 
 # Progress that nodes tell of

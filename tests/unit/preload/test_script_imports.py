@@ -161,7 +161,7 @@ def test_no_more_than_so_many_files_are_read(project: Project) -> None:
 
 @pytest.mark.process
 def test_a_copy_that_ends_itself_is_an_error() -> None:
-    with pytest.raises(ValueError, match="has ended"):
+    with pytest.raises(ValueError, match="has exited"):
         in_a_copy(lambda: os._exit(3))
     assert in_a_copy(lambda: [("a", ["b"])]) == [("a", ["b"])]
 

@@ -217,7 +217,7 @@ def test_barrier(store: Any) -> None:
     store.barrier("b", 4, LONG)
     assert [wait() for wait in passed] == [None] * 3
     store.barrier("b", 4, LONG)
-    with times_out(store, r"not all of 9 reached the barrier '(pre/)?x' within 0.05 s"):
+    with times_out(store, r"not all of the 9 processes reached the barrier '(pre/)?x' within 0.05 s"):
         store.barrier("x", 9, SHORT)
     for other in others:
         close(other)
