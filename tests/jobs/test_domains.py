@@ -30,7 +30,7 @@ def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(
     keeps = first.ranks(1)
 
     other = job.start("B1", "--node-domain=auto", env=SLURM | {"LOGLEVEL": "INFO"})
-    other.job.until_err("this node is in domain rack-b, as SLURM_TOPOLOGY_ADDR says")
+    other.job.until_err("this node is in domain rack-b, as reported by SLURM_TOPOLOGY_ADDR")
     assert shown(ask, other) == ("spare", "rack-b", "a place: all are taken")
     spare = job.start("A3", env={"PET_NODE_DOMAIN": "rack-a"})
     assert shown(ask, spare) == ("spare", "rack-a", "a place: all are taken")

@@ -83,7 +83,7 @@ def test_all_kinds_of_hang_are_told_on_all_nodes_before_the_job_ends(rallyrun: L
     assert [first.ends(), second.ends()] == [124, 124], first.err + second.err
     for job in (first, second):
         assert job.err.count("the job is hung: no rank of its 2 nodes has") == 1, job.err
-        assert "script.py FAILED: the job hangs" in job.err
+        assert "script.py FAILED: the job is hung" in job.err
         assert "are restarted" not in job.err
     told = report(first)
     assert told == report(second)

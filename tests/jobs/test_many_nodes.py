@@ -188,7 +188,7 @@ def test_unequal_arguments_are_told_to_both_sides_and_those_of_the_first_hold(ra
     all_end([a, b], 1)
     assert len(a.ups) == 1, "the first one's restarts hold: none"
     differences = (
-        "--nnodes=3, the job with --nnodes=2, which applies",
+        "--nnodes=3, but the job with --nnodes=2, which applies",
         "--max-restarts=5, the job with --max-restarts=0, which applies",
         "the program other.py, the job with the program script.py",
     )
