@@ -29,7 +29,7 @@ while read verb round <&3; do
     if [ "$verb" = end ]; then exit "$round"; fi
 done
 """
-"""It has a child, and an orphan in a session of its own. After `end N` it exits with N."""
+"""It has a child, and an orphan in another session. After `end N` it exits with N."""
 
 
 class Rounds:
@@ -44,7 +44,7 @@ class Rounds:
         self.contexts: list[SubprocessContext] = []
 
     def make(self, ranks: Mapping[int, int]) -> SubprocessContext:
-        """The context of the next round; `ranks` are the global ones by local rank."""
+        """The context of the next round; `ranks` maps local ranks to global ranks."""
         envs = {
             local: {
                 "LOCAL_RANK": str(local),
@@ -60,13 +60,13 @@ class Rounds:
         return SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, options)
 
     def begin(self, ranks: Mapping[int, int]) -> SubprocessContext:
-        """Begin a round of new workers."""
+        """Begin a round with new workers."""
         context = self.make(ranks)
         self.start(context, set(ranks))
         return context
 
     def start(self, context: SubprocessContext, new: Collection[int]) -> None:
-        """Start the workers of a round, of which these are new."""
+        """Start the new workers of a round."""
         for local in new:
             os.mkfifo(self.folder / f"inprocess.{local}")
             for name in ("child", "other"):
@@ -77,7 +77,7 @@ class Rounds:
         until(lambda: all(b"up" in context.last_lines(local)() for local in new))
 
     def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> Stop:
-        """Begin to end the last round, which these are to leave."""
+        """Begin to end the last round, which these workers shall leave."""
         context = self.contexts[-1]
         leaving = ReleasedWorkers(self.channel, ranks, len(self.contexts) - 1)
         return context.begin_close(signal.SIGTERM, TIMEOUT, leaving=leaving, leaving_time=timeout)
@@ -87,19 +87,19 @@ class Rounds:
 
 
 def waiting(context: SubprocessContext) -> set[int]:
-    """Local ranks of those who wait."""
+    """Local ranks of the waiting workers."""
     return set(context.held)
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
+    """Whether the process exists and has not ended."""
     stat = read_stat(pid)
     return stat is not None and not stat.ended
 
 
 @contextmanager
 def rounds_in(folder: Path, reaper: ReaperClient) -> Iterator[Rounds]:
-    """Rounds of workers in a folder, which is the current one. Nothing of them is left."""
+    """Rounds of workers in a folder, which must be the current one. All workers are killed at the end."""
     rounds = Rounds(folder, reaper)
     try:
         yield rounds

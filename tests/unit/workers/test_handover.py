@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,10 @@ from rallypoint.agent.steps import WorkersStopped
 from rallypoint.agent.stopping import WorkersStop
 from rallypoint.base.kernel import until_readable
 from rallypoint.features.inprocess.channel import ReleasedWorkers
-from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Stop, Sweep, run_to_end
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
+from tests.unit.workers.starting import Up
 from tests.unit.workers.test_process import TIMEOUT, ends
 from tests.waiting import until
 
@@ -32,13 +31,13 @@ def rounds(tmp_path: Path, reaper: ReaperClient, monkeypatch: pytest.MonkeyPatch
         yield rounds
 
 
-def test_nobody_goes_on_if_that_is_said_when_all_have_left(rounds: Rounds) -> None:
+def test_waiting_workers_can_be_stopped_during_a_stop(rounds: Rounds) -> None:
     context = rounds.begin({0: 0, 1: 1})
     pids = context.pids()
     os.kill(pids[1], signal.SIGKILL)
     stopping = rounds.end((0,))
     until((rounds.folder / "left.0.0").exists)
-    assert not stopping.step(), "what the dead one has left is being ended"
+    assert not stopping.step(), "what the dead worker left is being ended"
     context.stop_held(signal.SIGTERM, TIMEOUT)
     run_to_end(stopping)
     assert not waiting(context)
@@ -46,7 +45,7 @@ def test_nobody_goes_on_if_that_is_said_when_all_have_left(rounds: Rounds) -> No
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> None:
+def test_a_close_ends_waiting_workers_too(rounds: Rounds, done: bool) -> None:
     context = rounds.begin({0: 0, 1: 1})
     pids, child = context.pids(), rounds.pid("child.0")
     if not done:
@@ -64,14 +63,14 @@ def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> No
     assert context.ended_in_order
 
 
-def test_one_that_ends_between_two_looks_is_swept_before_its_stop_is_dropped(rounds: Rounds) -> None:
-    """It ends when `step` has found it waiting, and before its owner asks which wait."""
+def test_a_waiting_worker_that_ends_between_two_looks_is_swept(rounds: Rounds) -> None:
+    """It ends after `step` has found it waiting, before the owner asks which workers wait."""
     context = rounds.begin({0: 0})
     pid, child = context.pids()[0], rounds.pid("child.0")
     stopping = rounds.end((0,))
 
     class LookedAtLate(Stop):
-        """Its worker ends right behind a step that has found it waiting."""
+        """Its worker ends after a step that has found it waiting."""
 
         def step(self) -> bool:
             done = super().step()
@@ -89,17 +88,12 @@ def test_one_that_ends_between_two_looks_is_swept_before_its_stop_is_dropped(rou
     while runs(child) and time.monotonic() < deadline:
         until_readable(owner.fds(), min(owner.wake_at(), deadline) - time.monotonic())
         events += owner.step()
-    assert not runs(child), "what it has left is ended"
+    assert not runs(child), "its child is ended"
     assert len(events) == 1
 
 
-def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
-    saving = "import os, signal; os.memfd_create('rallypoint-saving'); os.write(1, b'up'); signal.pause()"
-    read, write = os.pipe()
-    process = WorkerProcess(rounds.reaper, [sys.executable, "-c", saving], os.environ, write)
-    os.close(write)
-    assert os.read(read, 2) == b"up"
-    os.close(read)
+def test_a_stop_waits_for_a_worker_that_saves(rounds: Rounds, up: Up) -> None:
+    process = up("import os, signal; os.memfd_create('rallypoint-saving'); os.write(1, b'up'); signal.pause()")
     os.mkfifo("inprocess.5")
     listens = os.open("inprocess.5", os.O_RDWR)
     leaving = ReleasedWorkers(rounds.channel, [5], 0)
@@ -111,7 +105,7 @@ def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
         until_readable(release.fds(), min(0.1, release.wake_at() - time.monotonic()))
-        assert not release.step(), "it writes"
+        assert not release.step(), "it saves"
     (rounds.folder / "left.5.0").touch()
     run_to_end(release)
     assert release.held == (5,)
@@ -119,4 +113,3 @@ def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
     os.close(listens)
     process.signal(signal.SIGKILL)
     assert ends(process) == -signal.SIGKILL
-    process.release()

@@ -32,15 +32,15 @@ ENV = {"PATH": "/bin", "COMMON": "1", "OLD": "1"}
 
 @pytest.fixture
 def debugger(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces `os.posix_spawn` as pydevd does; the result is what it has told its user."""
-    told = []
+    """Replaces `os.posix_spawn` as pydevd does; the result lists the workers that it has seen."""
+    seen = []
 
     def posix_spawn(path: str, argv: list[str], env: Mapping[str, str], **more: Any) -> int:
-        told.append(argv[-1])
+        seen.append(argv[-1])
         return posix.posix_spawn(path, [*argv[:2], "pydevd.py", "--file", *argv[2:]], env, **more)
 
     monkeypatch.setattr(os, "posix_spawn", posix_spawn)
-    return told
+    return seen
 
 
 @pytest.fixture
@@ -57,25 +57,18 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess.Popen, "__init__", init)
 
 
-def test_without_a_tool_nothing_is_changed() -> None:
+def test_without_a_tool_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_patched(COMMANDS, ENV) == (COMMANDS, ENV)
+    monkeypatch.setitem(sys.modules, "subprocess", types.ModuleType("subprocess"))  # another thread imports it
     assert as_patched(COMMANDS, ENV) == (COMMANDS, ENV)
 
 
-def test_a_module_that_another_thread_is_importing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "subprocess", types.ModuleType("subprocess"))
-    assert as_patched(COMMANDS, ENV) == (COMMANDS, ENV)
-
-
-def test_a_debugger_sees_each_worker_and_changes_its_arguments(debugger: list[str]) -> None:
+def test_a_debugger_changes_the_arguments_of_each_worker(debugger: list[str]) -> None:
     commands, env = as_patched(COMMANDS, ENV)
-    assert [command.argv for command in commands] == [
-        ["python", "-u", "pydevd.py", "--file", "train.py", rank] for rank in "01"
-    ]
+    patched = ["python", "-u", "pydevd.py", "--file", "train.py"]
+    assert commands == [command._replace(argv=[*patched, rank]) for command, rank in zip(COMMANDS, "01", strict=True)]
+    assert env == ENV
     assert debugger == ["0", "1"]
-    assert (env, [command._replace(argv=()) for command in commands]) == (
-        ENV,
-        [command._replace(argv=()) for command in COMMANDS],
-    )
 
 
 def test_a_tracer_changes_arguments_and_variables(tracer: None, debugger: list[str]) -> None:
@@ -85,39 +78,33 @@ def test_a_tracer_changes_arguments_and_variables(tracer: None, debugger: list[s
     assert [command.variables for command in commands] == [{"RANK": "0"}, {"RANK": "1"}]
 
 
-def test_the_reaper_starts_what_the_tools_make_of_a_command(
-    monkeypatch: pytest.MonkeyPatch, debugger: list[str]
-) -> None:
+def test_the_reaper_starts_the_changed_commands(monkeypatch: pytest.MonkeyPatch, debugger: list[str]) -> None:
     asked = []
     monkeypatch.setattr(ReaperClient, "spawn", lambda _, *request: asked.append(request))
     with guarded() as reaper:
-        assert debugger == []  # so it has not seen the reaper
+        assert debugger == []  # it has not seen the reaper
         start_workers(reaper, COMMANDS, ENV)
     ((commands, env, _),) = asked
     assert "pydevd.py" in commands[0].argv
     assert env == ENV
 
 
-def test_a_tool_that_fails_costs_no_worker(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_: object, **__: object) -> int:
-        raise KeyError("state")
+def fails(*_: object, **__: object) -> int:
+    raise KeyError("state")
 
-    monkeypatch.setattr(os, "posix_spawn", fails)
-    with caplog.at_level(logging.WARNING, "rallypoint"):
-        assert as_patched(COMMANDS[:1], ENV)[0][0].argv == COMMANDS[0].argv
-    assert caplog.messages == [
-        "'python' starts without the debugger or tracer of this process, which fails with KeyError: 'state'"
-    ]
+
+UNSEEN = "'python' starts without the debugger or tracer of this process, which fails with KeyError: 'state'"
 
 
 @pytest.mark.parametrize(
     ("module", "name", "replacement", "why"),
     [
+        (os, "posix_spawn", fails, UNSEEN),
         (os, "posix_spawn", lambda *_: 0, "its os.posix_spawn does not call Python's"),
         (subprocess, "Popen", types.SimpleNamespace, "its subprocess.Popen is not derived from Python's"),
     ],
 )
-def test_what_starts_processes_in_its_own_way_is_not_asked(
+def test_tools_that_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     module: types.ModuleType,
@@ -128,10 +115,11 @@ def test_what_starts_processes_in_its_own_way_is_not_asked(
     monkeypatch.setattr(module, name, replacement)
     with caplog.at_level(logging.WARNING, "rallypoint"):
         assert as_patched(COMMANDS[:1], ENV)[0][0].argv == COMMANDS[0].argv
-    assert why in caplog.text
+    (line,) = caplog.messages
+    assert why in line
 
 
-def test_gevent_in_the_launcher_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gevent_in_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkey = types.ModuleType("gevent.monkey")
     monkeypatch.setattr(monkey, "is_module_patched", {"threading", "select"}.__contains__, raising=False)
     monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)

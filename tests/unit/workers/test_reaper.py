@@ -6,13 +6,12 @@ import contextlib
 import math
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from rallypoint.workers.reaper.protocol import frame, parse
 from tests import denying
 from tests.interrupts import interrupt_everywhere
 from tests.processes import below, completed
+from tests.unit.workers.starting import Up, interrupted_after
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced
 from tests.waiting import until
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.process
 
 
 @given(st.lists(st.tuples(st.integers(), st.binary() | st.lists(st.binary()))), st.integers(1, 50))
-def test_messages_come_out_as_they_went_in(messages: list[tuple[object, ...]], size: int) -> None:
+def test_messages_are_parsed_as_framed(messages: list[tuple[object, ...]], size: int) -> None:
     data = b"".join(map(frame, messages))
     buffer, found = bytearray(), []
     for at in range(0, len(data), size):
@@ -50,16 +50,16 @@ def test_messages_come_out_as_they_went_in(messages: list[tuple[object, ...]], s
     assert not buffer
 
 
-def test_who_is_below() -> None:
+def test_descendants() -> None:
     parents = {2: 1, 3: 1, 4: 2, 5: 4, 6: 3}
     assert descendants(2, parents) == {4, 5}
     assert descendants(1, parents) == {2, 3, 4, 5, 6}
     assert descendants(6, parents) == set()
-    assert descendants(1, parents, {2}) == {3, 6}, "but what is kept, and what is below that"
+    assert descendants(1, parents, {2}) == {3, 6}, "without the excluded process and its descendants"
     assert descendants(1, parents, {4}) == {2, 3, 6}
 
 
-def test_what_is_removed(tmp_path: Path) -> None:
+def test_remove(tmp_path: Path) -> None:
     for name in ("empty", "whole"):
         (tmp_path / name / "a" / "b").mkdir(parents=True)
         (tmp_path / name / "c").mkdir()
@@ -68,33 +68,49 @@ def test_what_is_removed(tmp_path: Path) -> None:
     remove(os.fsencode(tmp_path / "empty"), whole=False)
     remove(os.fsencode(tmp_path / "whole"), whole=True)
     remove(b"/no/such/folder", whole=True)
-    assert sorted(each.name for each in tmp_path.rglob("*")) == ["c", "empty", "file", "link"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["c", "empty", "file", "link"]
+
+
+@contextlib.contextmanager
+def worker(reaper: ReaperClient, *argv: str, stdout: int | None = None) -> Iterator[WorkerProcess]:
+    """A worker, which has ended after the block."""
+    process = WorkerProcess(reaper, argv, os.environ, stdout)
+    yield process
+    process.release()
+
+
+def sleeper(reaper: ReaperClient) -> contextlib.AbstractContextManager[WorkerProcess]:
+    return worker(reaper, "sleep", "600")
+
+
+def swept(reaper: ReaperClient) -> bool:
+    """Sweep; returns whether the reaper has finished."""
+    fd = reaper.begin_sweep()
+    try:
+        return bool(os.read(fd, 1))
+    finally:
+        os.close(fd)
 
 
 def signals(reaper: ReaperClient, name: str) -> set[int]:
-    """A set of signals of a worker, without those that the C library keeps for itself."""
-    bits = int(said(reaper, name, "/proc/self/status", program="grep").split()[1], 16)
+    """A set of signals of a worker, without those that the C library reserves."""
+    bits = int(output_of(reaper, name, "/proc/self/status", program="grep").split()[1], 16)
     return {number for number in range(1, 32) if bits >> (number - 1) & 1}
 
 
-def said(reaper: ReaperClient, *arguments: str, program: str = "") -> str:
-    """What a program prints; without one, what a line of shell does."""
+def output_of(reaper: ReaperClient, *arguments: str, program: str = "") -> str:
+    """The output of a program; without one, of a line of shell."""
+    argv = [program, *arguments] if program else ["sh", "-c", *arguments]
     read, write = os.pipe()
-    with os.fdopen(read, "rb") as output:
-        process = WorkerProcess(
-            reaper, [program, *arguments] if program else ["sh", "-c", *arguments], os.environ, write
-        )
+    with os.fdopen(read, "rb") as output, worker(reaper, *argv, stdout=write) as process:
         os.close(write)
         found = output.read().decode().strip()
         assert ends(process) == 0
-        process.release()
     return found
 
 
-def test_a_worker_finds_what_we_have_at_that_moment(
-    reaper: ReaperClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_workers_inherit_the_current_attributes_of_the_agent(
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     former, umask = signal.signal(signal.SIGUSR1, signal.SIG_IGN), os.umask(0o027)
@@ -102,24 +118,22 @@ def test_a_worker_finds_what_we_have_at_that_moment(
     try:
         assert signals(reaper, "SigBlk") == {signal.SIGUSR2}
         assert signals(reaper, "SigIgn") == {signal.SIGUSR1}
-        assert said(reaper, "umask") == "0027"
-        assert said(reaper, "pwd") == str(tmp_path)
+        assert output_of(reaper, "umask") == "0027"
+        assert output_of(reaper, "pwd") == str(tmp_path)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGUSR1, former)
         os.umask(umask)
     assert not signals(reaper, "SigIgn")
     assert not signals(reaper, "SigBlk")
-    assert said(reaper, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is that of ls itself"
+    assert output_of(reaper, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is of ls itself"
 
 
 MANY = 300
-"""So many that their descriptors do not fit into one message."""
+"""Their descriptors do not fit into one message."""
 
 
-def test_many_are_started_at_once_and_each_is_what_was_asked_for(
-    reaper: ReaperClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_workers_at_once(reaper: ReaperClient, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = [os.memfd_create("output") for _ in range(MANY)]
     commands = [
         Command(["sh", "-c", 'echo $PPID $ALL $OWN; exit "$OWN"', "sh"], {"OWN": str(number % 100)}, (None, fd, None))
@@ -127,104 +141,82 @@ def test_many_are_started_at_once_and_each_is_what_was_asked_for(
     ]
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(client, "ANSWER_TIMEOUT", 0.1)  # for each of them
+            patch.setattr(client, "ANSWER_TIMEOUT", 0.1)  # per worker
             started = start_workers(reaper, commands, {**os.environ, "ALL": "all"})
-        processes = [AdoptedProcess(reaper, each) for each in started]
-        assert len({each.pid for each in processes}) == MANY
-        assert [ends(each) for each in processes] == [number % 100 for number in range(MANY)]
-        said = [os.pread(fd, 100, 0).decode().split()[1:] for fd in outputs]
-        assert said == [["all", str(number % 100)] for number in range(MANY)]
-        for each in processes:
-            each.release()
+        processes = [AdoptedProcess(reaper, handle) for handle in started]
+        assert len({process.pid for process in processes}) == MANY
+        assert [ends(process) for process in processes] == [number % 100 for number in range(MANY)]
+        written = [os.pread(fd, 100, 0).decode().split()[1:] for fd in outputs]
+        assert written == [["all", str(number % 100)] for number in range(MANY)]
+        for process in processes:
+            process.release()
     finally:
         for fd in outputs:
             os.close(fd)
 
 
-def test_where_one_of_many_cannot_be_started_none_is_left(reaper: ReaperClient) -> None:
+def test_if_one_of_many_cannot_be_started_none_remains(reaper: ReaperClient) -> None:
     commands = [Command(["sleep", "600"], {"PATH": "/none"} if number == 77 else {}) for number in range(100)]
-    one = WorkerProcess(reaper, ["sleep", "600"], os.environ)
-    inner = parent_of(one.pid)
-    with pytest.raises(UserError, match="'sleep' was not found"):
-        start_workers(reaper, commands, os.environ)
-    until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
-    assert one.poll() is None
-    one.release()
+    with sleeper(reaper) as other:
+        with pytest.raises(UserError, match="'sleep' was not found"):
+            start_workers(reaper, commands, os.environ)
+        inner = parent_of(other.pid)
+
+        def remaining() -> set[int]:
+            return descendants(inner, {pid: process.parent for pid, process in process_table().items()})
+
+        until(lambda: remaining() == {other.pid})
+        assert other.poll() is None
 
 
-def test_an_exit_is_that_of_the_last_process_with_the_number() -> None:
+def test_a_reused_pid_has_no_old_exit() -> None:
     tree = ProcessTree(-1)
     tree.exits[7] = 1
     tree.watch_child(7, excluded=False)
     assert not tree.exits
 
 
-def test_it_reaps_what_it_adopts(reaper: ReaperClient) -> None:
-    pid = int(said(reaper, "(sleep 0 & echo $!)"))
-    fd = reaper.begin_sweep()
-    assert os.read(fd, 1)
-    os.close(fd)
+def test_orphans_are_reaped(reaper: ReaperClient) -> None:
+    pid = int(output_of(reaper, "(sleep 0 & echo $!)"))
+    assert swept(reaper)
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_fence_kills_all_that_is_below_and_nothing_that_is_started_later(reaper: ReaperClient) -> None:
+def test_a_fence_kills_all_descendants_and_no_later_worker(reaper: ReaperClient) -> None:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    process = WorkerProcess(reaper, ["sh", "-c", "trap '' TERM; setsid sleep 600 & sleep 600"], os.environ)
-    reaper.fence(now + 3600)
-    assert said(reaper, "echo well") == "well"
-    os.kill(process.pid, signal.SIGSTOP)
-    reaper.fence(now - 1)
-    assert ends(process) == -signal.SIGKILL
-    assert said(reaper, "echo well") == "well"
-    reaper.fence(math.inf)
-    process.release()
-    sweep = reaper.begin_sweep()
-    assert os.read(sweep, 1), "its own sweeps still end"
-    os.close(sweep)
+    with worker(reaper, "sh", "-c", "trap '' TERM; setsid sleep 600 & sleep 600") as process:
+        reaper.fence(now + 3600)
+        assert output_of(reaper, "echo well") == "well"
+        os.kill(process.pid, signal.SIGSTOP)
+        reaper.fence(now - 1)
+        assert ends(process) == -signal.SIGKILL
+        assert output_of(reaper, "echo well") == "well"
+        reaper.fence(math.inf)
+    assert swept(reaper)
+    with sleeper(reaper) as process:
+        reaper.fence(time.clock_gettime(time.CLOCK_BOOTTIME) + 0.3)  # while the agent does nothing
+        assert readable(process.fileno(), TIMEOUT)
+        assert ends(process) == -signal.SIGKILL
 
 
-def test_a_fence_comes_while_its_agent_does_nothing(reaper: ReaperClient) -> None:
-    process = WorkerProcess(reaper, ["sleep", "600"], os.environ)
-    reaper.fence(time.clock_gettime(time.CLOCK_BOOTTIME) + 0.3)
-    assert readable(process.fileno(), TIMEOUT)
-    assert ends(process) == -signal.SIGKILL
-    process.release()
-
-
-def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(reaper: ReaperClient) -> None:
-    class Interrupted(BaseException):
-        pass
-
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    process = WorkerProcess(reaper, ["sleep", "600"], os.environ)
-    former = signal.signal(signal.SIGALRM, interrupt)
-    inner = parent_of(process.pid)
-    os.kill(inner, signal.SIGSTOP)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(Interrupted):
+def test_an_interrupted_call_breaks_the_connection(reaper: ReaperClient) -> None:
+    with sleeper(reaper) as process:
+        os.kill(parent_of(process.pid), signal.SIGSTOP)
+        with interrupted_after(0.1):
             WorkerProcess(reaper, ["sleep", "600"], os.environ)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
-    assert reaper.lost
-    with pytest.raises(ReaperLost, match=r"it was stopped \(SIGSTOP\)"):
-        reaper.set_cleanup()
-    assert "OOM" not in reaper.lost_reason
-    assert select.select([process.fileno()], [], [], TIMEOUT)[0], "and what runs below it ends"
-    process.release()
+        assert reaper.lost
+        with pytest.raises(ReaperLost, match=r"it was stopped \(SIGSTOP\)"):
+            reaper.set_cleanup()
+        assert "OOM" not in reaper.lost_reason
+        assert readable(process.fileno(), TIMEOUT), "the worker is ended"
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["reaper", "reaper_and_supervisor"])
 @pytest.mark.parametrize("how", ["a_request", "close"])
-def test_a_stopped_one_that_is_given_up_is_killed_with_what_it_guards(
-    monkeypatch: pytest.MonkeyPatch, how: str, both: bool
-) -> None:
+def test_a_stopped_reaper_is_killed_with_its_workers(monkeypatch: pytest.MonkeyPatch, how: str, both: bool) -> None:
     reaper = ReaperClient()
     process = WorkerProcess(reaper, ["sh", "-c", "setsid sleep 600 & exec sleep 600"], os.environ)
-    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)  # from now on: a start may take longer on a busy machine
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)  # after the start, which may take longer
     monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.5)
     inner = parent_of(process.pid)
     until(lambda: len(below(reaper.pid)) == 3)
@@ -239,28 +231,26 @@ def test_a_stopped_one_that_is_given_up_is_killed_with_what_it_guards(
     process.release()
 
 
-def test_it_adopts_only_what_is_below_it(reaper: ReaperClient) -> None:
-    """A pid may be a stranger's by the time it is asked for."""
+def test_only_descendants_are_adopted(reaper: ReaperClient) -> None:
+    """A pid may be reused by a stranger before the request."""
     with subprocess.Popen(["sleep", "600"]) as stranger:
         assert not reaper.adopt(stranger.pid, excluded=True)
         assert not reaper.adopt(stranger.pid)
-        sweep = reaper.begin_sweep()
-        assert os.read(sweep, 1)
-        os.close(sweep)
+        assert swept(reaper)
         assert stranger.poll() is None
         stranger.kill()
-    child = int(said(reaper, "sleep 600 >/dev/null & echo $!"))
+    child = int(output_of(reaper, "sleep 600 >/dev/null & echo $!"))
     assert reaper.adopt(child)
 
 
 @pytest.mark.parametrize("call", [ReaperClient.signals_received, lambda reaper: os.close(reaper.begin_sweep())])
-def test_an_exception_at_any_place_of_a_call_leaves_nobody_waiting(
+def test_interrupted_calls_block_nothing(
     call: Callable[[ReaperClient], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent's end needs the reaper once more, while the exception that has interrupted a call is still handled."""
+    """The agent's end calls the reaper while it handles the exception that has interrupted a call."""
     reapers, usual = [ReaperClient()], client._CLOSE_TIMEOUT
     try:
-        monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.0)  # those that are lost end beside one another
+        monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.0)  # lost reapers end in parallel
         for place, error in interrupt_everywhere(lambda: call(reapers[-1])):
             again = threading.Thread(target=answers_or_is_lost, args=[reapers[-1]], daemon=True)
             again.start()
@@ -270,8 +260,8 @@ def test_an_exception_at_any_place_of_a_call_leaves_nobody_waiting(
                 reapers.append(ReaperClient())
     finally:
         monkeypatch.setattr(client, "_CLOSE_TIMEOUT", usual)
-        for each in reapers:
-            each.close()
+        for reaper in reapers:
+            reaper.close()
 
 
 def answers_or_is_lost(reaper: ReaperClient) -> None:
@@ -279,7 +269,7 @@ def answers_or_is_lost(reaper: ReaperClient) -> None:
         reaper.signals_received()
 
 
-def test_an_exception_while_the_connection_is_broken_off_leaves_it_lost(reaper: ReaperClient) -> None:
+def test_an_exception_in_a_disconnect_leaves_the_reaper_lost(reaper: ReaperClient) -> None:
     states = [reaper.lost for _ in interrupt_everywhere(lambda: reaper._disconnect(""))]
     assert states == sorted(states)
     with pytest.raises(ReaperLost):
@@ -302,7 +292,7 @@ signal.pause()
 """
 
 
-def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_hide_the_end_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "file").write_text("")
@@ -326,14 +316,8 @@ def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(t
 
 OPEN_ONES = """
 import os, sys
-def is_open(fd):
-    try:
-        return bool(os.fstat(fd))
-    except OSError:
-        return False
-found = [fd for fd in range(3) if is_open(fd)]
-with open(sys.argv[1], "w") as file:
-    print(*found, file=file)
+found = [fd for fd in "012" if os.path.exists(f"/proc/self/fd/{fd}")]
+open(sys.argv[1], "w").write(" ".join(found))
 """
 
 WITHOUT = """
@@ -355,13 +339,10 @@ os._exit(code)
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0 1", "0 1 2"])
-def test_what_is_opened_in_the_place_of_a_standard_descriptor_is_not_handed_on_as_one(
-    closed: str, tmp_path: Path
-) -> None:
+def test_files_in_place_of_standard_descriptors_are_not_inherited(closed: str, tmp_path: Path) -> None:
     path = tmp_path / "open"
     command = [sys.executable, "-c", WITHOUT, OPEN_ONES, str(path), *closed.split()]
-    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
-    assert done.returncode == 0, done.stderr
+    completed(command, timeout=TIMEOUT, check=True)
     assert set(path.read_text().split()) == {"0", "1", "2"} - set(closed.split())
 
 
@@ -378,7 +359,7 @@ reaper.close()
 
 
 @pytest.mark.skipif(denying.why_not() is not None, reason=str(denying.why_not()))
-def test_a_kernel_without_close_range_costs_no_time() -> None:
+def test_a_kernel_without_close_range() -> None:
     """As before Linux 5.9, and under some container runtimes."""
     command = [*denying.denying("close_range=ENOSYS"), sys.executable, "-c", NO_CLOSE_RANGE]
     done = completed(command, timeout=TIMEOUT, check=True)
@@ -401,52 +382,38 @@ print(family.exits[child])
 """
 
 
-def test_a_sweep_goes_on_when_there_was_no_descriptor_to_look_with() -> None:
+def test_a_sweep_survives_a_shortage_of_descriptors() -> None:
     done = completed([sys.executable, "-c", WITHOUT_A_DESCRIPTOR], timeout=TIMEOUT)
     assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
 
 
-def test_a_sweep_kills_nothing_that_is_started_after_it(reaper: ReaperClient) -> None:
-    read, write = os.pipe()
-    text = TRACEABLE + "import os, signal; os.write(1, b'up'); signal.pause()"
-    held = WorkerProcess(reaper, [sys.executable, "-c", text], os.environ, write)
-    os.close(write)
-    assert os.read(read, 2) == b"up"
-    os.close(read)
+def test_a_sweep_kills_no_later_worker(reaper: ReaperClient, up: Up) -> None:
+    held = up(TRACEABLE + "import os, signal; os.write(1, b'up'); signal.pause()")
     with traced(held.pid) as tracer:
         fd = reaper.begin_sweep()
-        tracer.holds()
+        tracer.wait_until_held()
         assert not readable(fd)
-        next_one = WorkerProcess(reaper, ["sleep", "0.3"], os.environ)
-        assert ends(next_one) == 0
-        assert os.read(fd, 1), "it is over, as far as it came"
+        with worker(reaper, "sleep", "0.3") as later:
+            assert ends(later) == 0
+        assert os.read(fd, 1), "it has finished without the held process"
         os.close(fd)
     assert ends(held) == -signal.SIGKILL
-    held.release()
-    next_one.release()
 
 
-def test_one_that_is_stopped_hears_that_it_is_to_end(reaper: ReaperClient) -> None:
-    text = "trap 'exit 7' TERM; kill -STOP $$; while :; do sleep 0.05; done"
-    held = WorkerProcess(reaper, ["sh", "-c", text], os.environ)
-    until(lambda: process_table()[held.pid].state == "T")
-    fd = reaper.begin_sweep(TIMEOUT)
-    assert ends(held) == 7
-    os.close(fd)
-    held.release()
+def test_a_sweep_asks_stopped_processes_too(reaper: ReaperClient) -> None:
+    with worker(reaper, "sh", "-c", "trap 'exit 7' TERM; kill -STOP $$; while :; do sleep 0.05; done") as held:
+        until(lambda: process_table()[held.pid].state == "T")
+        fd = reaper.begin_sweep(TIMEOUT)
+        assert ends(held) == 7
+        os.close(fd)
 
 
-OUR_FILES = ("program", "protocol")
-
-
-def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:
+def test_it_runs_our_files_and_imports_nothing_costly(tmp_path: Path) -> None:
     for name in ("rallypoint", "select", "_ctypes"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a wrong one')")
     begin, _, _ = client._BOOTSTRAP.rpartition("; main(")
-    text = (
-        begin
-        + "; print(*(f'{name} {getattr(each, \"__file__\", None)}' for name, each in sys.modules.items()), sep='\\n')"
-    )
+    show = "f'{name} {getattr(module, \"__file__\", None)}' for name, module in sys.modules.items()"
+    text = f"{begin}; print(*({show}), sep='\\n')"
     done = completed(
         [sys.executable, "-I", "-S", "-c", text, client._FOLDER],
         timeout=TIMEOUT,
@@ -457,50 +424,44 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.")}
     ours = {name: path for name, path in ours.items() if path != "None"}
-    paths = ("base/pidfds", "base/process_table", *(f"workers/reaper/{name}" for name in OUR_FILES))
+    paths = ("base/pidfds", "base/process_table", "workers/reaper/program", "workers/reaper/protocol")
     assert ours == {path.rpartition("/")[2]: f"{client._FOLDER}/{path}.py" for path in paths}
     assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
 
 
-def test_a_sweep_whose_reaper_is_lost_is_not_over(reaper: ReaperClient) -> None:
-    held = WorkerProcess(reaper, ["sleep", "600"], os.environ)
-    os.kill(reaper.pid, signal.SIGSTOP)  # the supervisor, so that the reaper's end stays unknown until we look
-    children = Path(f"/proc/{reaper.pid}/task/{reaper.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGSTOP)
-    fd = reaper.begin_sweep()
-    os.kill(int(children[0]), signal.SIGKILL)
-    assert readable(fd, TIMEOUT)
-    assert not os.read(fd, 1), "only the end of the pipe"
-    os.close(fd)
-    os.kill(reaper.pid, signal.SIGCONT)
-    assert readable(held.fileno(), TIMEOUT), "the supervisor kills what is left"
-    held.release()
+def test_the_sweep_of_a_lost_reaper_is_not_finished(reaper: ReaperClient) -> None:
+    with sleeper(reaper) as held:
+        inner = parent_of(held.pid)
+        os.kill(reaper.pid, signal.SIGSTOP)  # the supervisor, so that the reaper's end stays unknown until we look
+        os.kill(inner, signal.SIGSTOP)
+        fd = reaper.begin_sweep()
+        os.kill(inner, signal.SIGKILL)
+        assert readable(fd, TIMEOUT)
+        assert not os.read(fd, 1), "only the end of the pipe"
+        os.close(fd)
+        os.kill(reaper.pid, signal.SIGCONT)
+        assert readable(held.fileno(), TIMEOUT), "the supervisor kills the worker"
 
 
-def test_the_one_that_waits_is_taken_once() -> None:
+def test_a_prestarted_reaper_is_taken_once_unless_it_is_lost() -> None:
     client.prestart()
     client.prestart()
     first, second = client.take_prestarted(), client.take_prestarted()
-    try:
-        assert first.pid != second.pid
-        assert not first.lost
-    finally:
-        first.close()
-        second.close()
-
-
-def test_one_that_was_lost_meanwhile_is_not_given_out() -> None:
     client.prestart()
     waiting = client._prestarted
     assert waiting is not None
     os.kill(waiting.pid, signal.SIGKILL)
-    assert select.select([waiting.fileno()], [], [], 30)[0]
-    taken = client.take_prestarted()
-    assert taken.pid != waiting.pid
-    taken.close()
+    assert readable(waiting.fileno(), 30)
+    third = client.take_prestarted()
+    try:
+        assert not first.lost
+        assert len({first.pid, second.pid, waiting.pid, third.pid}) == 4
+    finally:
+        for reaper in (first, second, third):
+            reaper.close()
 
 
-def test_one_that_nobody_takes_ends_with_the_process() -> None:
+def test_a_prestarted_reaper_ends_with_the_process() -> None:
     begin = "from rallypoint.workers.reaper import client; client.prestart(); "
     text = begin + "print(client._prestarted.pid, flush=True); input()"
     with subprocess.Popen(
@@ -509,32 +470,19 @@ def test_one_that_nobody_takes_ends_with_the_process() -> None:
         assert process.stdout is not None
         handle = open_process(int(process.stdout.readline()))
         process.communicate("\n", 30)
-    try:
+    with contextlib.closing(handle):
         assert readable(handle.fileno(), 30)
-    finally:
-        handle.close()
 
 
-def process_of(reaper: ReaperClient) -> int:
-    """The reaper's own process, which its supervisor has forked; it is there when it answers."""
+def test_the_reaper_keeps_the_signals_since_the_last_start(reaper: ReaperClient) -> None:
     assert reaper.signals_received() == []
-    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in process_table().items()})
-    return found
-
-
-def test_the_reaper_keeps_what_it_is_sent(reaper: ReaperClient) -> None:
-    pid = process_of(reaper)
+    (pid,) = below(reaper.pid)
     sent = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT]
     for number in (*sent, signal.SIGTERM):
         os.kill(pid, number)
     assert reaper.signals_received() == sorted(sent)
     assert reaper.signals_received() == []
-
-
-def test_a_worker_that_starts_has_not_been_sent_what_came_before(reaper: ReaperClient) -> None:
-    pid = process_of(reaper)
     os.kill(pid, signal.SIGTERM)
-    process = WorkerProcess(reaper, [sys.executable, "-c", ""], os.environ)
-    assert reaper.signals_received() == []
-    assert ends(process) == 0
-    process.release()
+    with worker(reaper, "true") as process:
+        assert reaper.signals_received() == [], "the new worker has not received it"
+        assert ends(process) == 0

@@ -1,4 +1,4 @@
-"""The stages of a stop, on a clock that a test sets: each worker has its own."""
+"""The stages of a stop, with a clock that a test moves: each worker has its own stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rallypoint.workers.stop import KILL_TIMEOUT, STACKS_TIMEOUT, SWEEP_GRACE_PE
 from tests.unit.clocks import HandClock
 
 CATCHES = 4_000_100
-"""From this number on, a process writes its stacks on SIGABRT."""
+"""Processes from this pid write their stacks on SIGABRT."""
 
 
 class Process:
@@ -22,17 +22,13 @@ class Process:
     held_by_debugger = signalled = False
 
     def __init__(self, pid: int, fd: int) -> None:
-        self.pid = pid
-        self._fd = fd
+        self.pid = self.program_pid = pid
         self.got: list[int] = []
         self.exitcode: int | None = None
-
-    @property
-    def program_pid(self) -> int:
-        return self.pid
+        self.fd = fd
 
     def fileno(self) -> int:
-        return self._fd
+        return self.fd
 
     def poll(self) -> int | None:
         return self.exitcode
@@ -42,7 +38,7 @@ class Process:
 
 
 class Swept(NoSweep):
-    """What a sweep was begun with."""
+    """Keeps the arguments of each sweep."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[float, set[int]]] = []
@@ -52,7 +48,9 @@ class Swept(NoSweep):
 
 
 class Leaving:
-    """Workers that were told to leave, and leave when a test says so."""
+    """Workers that were asked to leave, and leave when a test says so."""
+
+    must_be_polled = False
 
     def __init__(self, told: Collection[int]) -> None:
         self.told = frozenset(told)
@@ -61,8 +59,6 @@ class Leaving:
 
     def fds(self) -> list[int]:
         return []
-
-    must_be_polled = False
 
     def left(self) -> set[int]:
         return self.gone
@@ -81,10 +77,10 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Process]]:
 
 
 def got(processes: dict[int, Process]) -> list[list[int]]:
-    return [each.got for each in processes.values()]
+    return [process.got for process in processes.values()]
 
 
-def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(processes: dict[int, Process]) -> None:
+def test_workers_that_do_not_end_go_through_all_stages(processes: dict[int, Process]) -> None:
     clock, sweep = HandClock(), Swept()
     stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock)
     processes[8].exitcode = 0
@@ -102,13 +98,13 @@ def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(p
     assert sweep.begun == []
     clock.now += KILL_TIMEOUT
     assert not stop.step()
-    assert sweep.begun == [(0.0, set())], "it does not wait for one that SIGKILL does not end"
+    assert sweep.begun == [(0.0, set())], "it does not wait for a process that SIGKILL does not end"
     processes[9].exitcode = -SIGKILL
     assert stop.step()
 
 
-class Left:
-    """What workers have left: busy until a test says otherwise, or the time is over."""
+class Leftovers:
+    """Processes left by workers, which are busy until a test says otherwise or the time is over."""
 
     def __init__(self, clock: HandClock, until: float) -> None:
         self.clock, self.until, self.busy = clock, until, True
@@ -123,39 +119,33 @@ class Left:
         self.until = min(self.until, until)
 
 
-def test_the_sweep_waits_for_what_is_left_and_busy(processes: dict[int, Process]) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_sweep_waits_for_busy_leftovers(processes: dict[int, Process], killed: bool) -> None:
     clock, sweep = HandClock(), Swept()
-    left = Left(clock, clock.now + 30.0)
+    left = Leftovers(clock, clock.now + 30.0)
     for process in processes.values():
         process.exitcode = 0
     stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock, leftovers=left)
-    assert (stop.step(), sweep.begun, stop.wake_at()) == (False, [], left.until)
-    stop.shorten(clock.now + 4.0)
-    clock.now += 3.9
-    assert (stop.step(), sweep.begun) == (False, [])
-    left.busy = False
+    if killed:
+        stop.kill_now()
+    else:
+        assert (stop.step(), sweep.begun, stop.wake_at()) == (False, [], left.until)
+        stop.shorten(clock.now + 4.0)
+        clock.now += 3.9
+        assert (stop.step(), sweep.begun) == (False, [])
+        left.busy = False
     assert stop.step()
-    assert sweep.begun == [(SWEEP_GRACE_PERIOD, set())]
+    assert sweep.begun == [(0.0 if killed else SWEEP_GRACE_PERIOD, set())]
 
 
-def test_who_gives_no_more_time_waits_for_nothing_that_is_left(processes: dict[int, Process]) -> None:
-    clock, sweep = HandClock(), Swept()
-    for process in processes.values():
-        process.exitcode = 0
-    stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock, leftovers=Left(clock, clock.now + 30.0))
-    stop.kill_now()
-    assert stop.step()
-    assert sweep.begun == [(0.0, set())]
-
-
-def test_the_last_wakes_the_stop_for_all_and_each_that_waits_for_itself(processes: dict[int, Process]) -> None:
+def test_descriptors_that_wake_a_stop(processes: dict[int, Process]) -> None:
     leaving = Leaving({7, 8})
     clock, fds = HandClock(), {rank: os.dup(0) for rank in processes}
     for rank, process in processes.items():
-        process._fd = fds[rank]
+        process.fd = fds[rank]
     try:
         stop = Stop(*(processes, NoSweep(), SIGTERM, 30.0, 0.0, clock), leaving=leaving, leaving_time=1000.0)
-        assert stop.fds() == [fds[9]], "nothing is due before all have ended or left"
+        assert stop.fds() == [fds[9]], "nothing is due before all workers have ended or left"
         leaving.gone = {7}
         assert not stop.step()
         assert stop.fds() == [fds[7], fds[9]]
@@ -163,13 +153,13 @@ def test_the_last_wakes_the_stop_for_all_and_each_that_waits_for_itself(processe
         assert not stop.step()
         assert stop.fds() == [fds[7], fds[8]]
         processes[7].held_by_debugger = True
-        assert stop.fds() == [fds[8]], "or its descriptor, which is readable, would keep the processor busy"
+        assert stop.fds() == [fds[8]], "its readable descriptor would keep the processor busy"
     finally:
         for fd in fds.values():
             os.close(fd)
 
 
-def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int, Process]) -> None:
+def test_leaving_workers_are_held_and_late_ones_are_stopped(processes: dict[int, Process]) -> None:
     clock, sweep, leaving, done = HandClock(), Swept(), Leaving({8, 9}), list[tuple[int, ...]]()
     stop = Stop(
         *(processes, sweep, SIGTERM, 30.0, 0.0, clock),
@@ -193,14 +183,14 @@ def test_who_leaves_is_held_and_who_is_late_has_its_own_time(processes: dict[int
     assert stop.over
     assert len(done) == 1
     processes[8].exitcode = -SIGKILL
-    assert list(stop.held) == [8], "as a step has last found it: or its owner would drop the stop"
-    assert stop.step(), "what it has left is ended at once here"
+    assert list(stop.held) == [8], "as of the last step: the owner must not drop the stop yet"
+    assert stop.step(), "its leftovers are swept"
     assert sweep.begun[1:] == [(SWEEP_GRACE_PERIOD, set())]
     assert len(done) == 2
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL])
-def test_nobody_is_held_once_that_is_said(processes: dict[int, Process], number: int) -> None:
+def test_stop_held(processes: dict[int, Process], number: int) -> None:
     clock, sweep, leaving = HandClock(), Swept(), Leaving({7, 8, 9})
     stop = Stop(*(processes, sweep, SIGTERM, 30.0, 0.0, clock), leaving=leaving, leaving_time=1000.0)
     leaving.gone = {8}
@@ -209,8 +199,8 @@ def test_nobody_is_held_once_that_is_said(processes: dict[int, Process], number:
     stop.stop_held(number, 5.0)
     assert got(processes) == [[number]] * 3
     stop.shorten(12.0)
-    for each in processes.values():
-        each.exitcode = -number
+    for process in processes.values():
+        process.exitcode = -number
     assert stop.step()
     assert not stop.held
     assert leaving.closed

@@ -1,4 +1,4 @@
-"""The program behind a wrapper: which process it is, and what becomes of its end."""
+"""The program behind a wrapper: which process it is, and the meaning of its end."""
 
 from __future__ import annotations
 
@@ -20,23 +20,18 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 from tests.waiting import until
 
 RUNS = "import subprocess, sys; code = subprocess.call(sys.argv[1:]); sys.exit({end})"
-IN_THREAD = (
-    "import sys, threading, subprocess as s; t = threading.Thread(target=s.call, args=(sys.argv[1:],)); t.start()"
-)
+CALLS = "import subprocess, sys; subprocess.call(sys.argv[1:])"
+IN_THREAD = "import sys, subprocess, threading; threading.Thread(target=subprocess.call, args=(sys.argv[1:],)).start()"
 EXECS = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 PROGRAM = [sys.executable, "-c", "import os, signal; os.write(1, b'%d\\n' % os.getpid()); signal.pause()"]
-FORKS = [
-    sys.executable,
-    "-c",
-    "import os, signal; p = os.getpid(); os.fork() or os.write(1, b'%d\\n' % p); signal.pause()",
-]
+COPIES = "import os, signal; p = os.getpid(); os.fork() or os.write(1, b'%d\\n' % p); signal.pause()"
 
 Start = Callable[..., tuple[WrappedProcess, int]]
 
 
 @pytest.fixture
 def start(reaper: ReaperClient) -> Any:
-    """Starts a program behind a wrapper, a Python text; returns it, and the program's pid as that has written it."""
+    """Starts a program behind a wrapper, a Python text; returns the process and the pid that the program prints."""
     started: list[WrappedProcess] = []
 
     def begin(text: str, program: Sequence[str] = PROGRAM, error_file: str = "") -> tuple[WrappedProcess, int]:
@@ -60,33 +55,35 @@ def found(process: WrappedProcess, pid: int) -> None:
     until(lambda: process.program_pid == pid, lambda: f"{process.program_pid} is {pid}")
 
 
-@pytest.mark.parametrize("text", [RUNS.format(end=0), IN_THREAD, EXECS], ids=["child", "child of a thread", "exec"])
-def test_the_program_is_found_by_its_command_line(start: Start, text: str) -> None:
-    process, pid = start(text)
+BETWEEN = [sys.executable, "-c", CALLS]
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        (CALLS, PROGRAM),
+        (IN_THREAD, PROGRAM),
+        (EXECS, PROGRAM),
+        (CALLS, [sys.executable, "-c", COPIES]),
+        (f"import subprocess, sys; subprocess.call({BETWEEN!r} + sys.argv[1:])", PROGRAM),
+    ],
+    ids=["child", "child of a thread", "exec", "not a copy of it", "not a process with more words"],
+)
+def test_the_program_is_found_by_its_command_line(start: Start, text: str, program: list[str]) -> None:
+    process, pid = start(text, program)
     found(process, pid)
     assert (process.pid == pid) is (text == EXECS)
-
-
-def test_not_a_copy_of_it(start: Start) -> None:
-    process, pid = start(RUNS.format(end=0), FORKS)
-    found(process, pid)
-
-
-def test_nor_what_runs_with_more_words(start: Start) -> None:
-    between = [sys.executable, "-c", RUNS.format(end=0)]
-    process, pid = start(f"import subprocess, sys; subprocess.call({between!r} + sys.argv[1:])")
-    found(process, pid)
 
 
 def test_a_script_is_found_behind_its_interpreter(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("#!/bin/sh\necho $$\nkill -STOP $$\n")
     script.chmod(0o755)
-    process, pid = start("import subprocess, sys; subprocess.call(sys.argv[1:])", [str(script), "--lr", "1"])
+    process, pid = start(CALLS, [str(script), "--lr", "1"])
     found(process, pid)
 
 
-def test_a_kernel_without_lists_of_children(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_without_lists_of_children(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def without(path: str, *args: Any, **more: Any) -> Any:
         if path.endswith("/children"):
             raise FileNotFoundError
@@ -97,12 +94,12 @@ def test_a_kernel_without_lists_of_children(start: Start, monkeypatch: pytest.Mo
     found(process, pid)
 
 
-def test_there_is_none_where_nothing_fits() -> None:
+def test_no_process_has_the_command_line() -> None:
     assert find_program(os.getpid(), ProgramName.of(["no-such"]), ProgramName.of(["env", "no-such"])) is None
 
 
 @pytest.mark.parametrize(
-    ("end", "told", "has_file", "code", "remark"),
+    ("end", "known", "has_file", "code", "remark"),
     [
         ("0", 3, False, 3, "its wrapper wrapper exited with code 0"),
         ("1", 3, False, 3, "its wrapper wrapper exited with code 1"),
@@ -114,18 +111,18 @@ def test_there_is_none_where_nothing_fits() -> None:
         ("0", None, True, 1, "its wrapper wrapper exited with code 0"),
     ],
 )
-def test_its_exit_code_counts_where_the_kernel_tells_it(
+def test_the_exit_code_of_the_program_counts_if_known(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     *,
     end: str,
-    told: int | None,
+    known: int | None,
     has_file: bool,
     code: int,
     remark: str,
 ) -> None:
-    monkeypatch.setattr(process_module, "exit_code", lambda _pid, _fd: told)
+    monkeypatch.setattr(process_module, "exit_code", lambda _pid, _fd: known)
     file = tmp_path / "error.json"
     if has_file:
         file.write_text("{}")
@@ -137,8 +134,8 @@ def test_its_exit_code_counts_where_the_kernel_tells_it(
     assert process.program_pid == pid
 
 
-def test_signals_reach_the_program_and_then_nobody_but_for_the_last(start: Start) -> None:
-    process, pid = start("import signal, subprocess, sys; subprocess.call(sys.argv[1:]); signal.pause()")
+def test_signals_reach_the_program_and_sigkill_the_wrapper(start: Start) -> None:
+    process, pid = start(f"import signal; {CALLS}; signal.pause()")
     found(process, pid)
     process.signal(signal.SIGTERM)
     found(process, process.pid)
@@ -148,7 +145,7 @@ def test_signals_reach_the_program_and_then_nobody_but_for_the_last(start: Start
     until(lambda: process.poll() is not None, "the wrapper has ended")
 
 
-def test_a_wrapper_gets_what_may_not_be_sent_to_its_program(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_that_the_program_cannot_get_reach_the_wrapper(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process, pid = start(RUNS.format(end=0))
     found(process, pid)
 
@@ -161,9 +158,7 @@ def test_a_wrapper_gets_what_may_not_be_sent_to_its_program(start: Start, monkey
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_program_that_ends_a_moment_after_its_wrapper_has_succeeded(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_ends_after_its_wrapper(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "exit_code", lambda _pid, _fd: 0)
     process, pid = start("import subprocess, sys; subprocess.Popen(sys.argv[1:])")
     until(lambda: process.poll() is None and process.held_by_debugger, "only the program runs")

@@ -1,4 +1,4 @@
-"""A debugger, as far as a worker's end is concerned: it learns of the end before the parent, and can hold it."""
+"""A debugger, which learns of a worker's end before the parent does, and can hold it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 TRACEABLE = "import ctypes; ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_long(-1), 0, 0, 0)\n"
-"""For the beginning of a worker: whoever has the same user may trace it."""
+"""For the beginning of a worker: all processes of the same user may trace it."""
 
 _TRACER = """
 import ctypes, os, sys
@@ -32,34 +32,34 @@ sys.stdin.readline()
 
 
 class Tracer:
-    """What holds a process beyond its end."""
+    """Holds a process beyond its end."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def reads(self) -> str:
+    def read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def holds(self) -> None:
+    def wait_until_held(self) -> None:
         """Wait until the process has ended."""
-        assert self.reads() == "holds"
+        assert self.read() == "holds"
 
-    def lets_go(self) -> None:
+    def let_go(self) -> None:
         self._process.communicate("\n", 30)
 
 
 @contextmanager
 def traced(pid: int) -> Iterator[Tracer]:
-    """Trace a process until told to let go, at the end of the block at the latest."""
+    """Trace a process, at most until the end of the block."""
     with subprocess.Popen(
         [sys.executable, "-c", _TRACER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         tracer = Tracer(process)
         try:
-            said = tracer.reads()
-            if said != "traces":
-                pytest.skip(f"nobody may trace here: {said}")
+            answer = tracer.read()
+            if answer != "traces":
+                pytest.skip(f"nobody may trace here: {answer}")
             yield tracer
         finally:
             if process.poll() is None:
