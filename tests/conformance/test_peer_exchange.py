@@ -19,7 +19,8 @@ def exchange_over(kind: str) -> None:
     import torch.distributed as dist
 
     from rallypoint.store.plain import HashStore
-    from tests.unit.agent.test_peer_exchange import User, entered, exchanging, finish
+    from tests.unit.agent.features import finish
+    from tests.unit.agent.test_peer_exchange import User, entered, exchanging
     from tests.unit.agent.third_party import CountingHandler
 
     is_hash = kind == "HashStore"

@@ -1,4 +1,4 @@
-"""The variables in a worker's environment, one by one (contract section 2)."""
+"""The variables in a worker's environment (contract section 2)."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WORKER = Worker(local_rank=1, global_rank=4, role_rank=2, world_size=6, role_wor
         ({"entrypoint": None}, "needs an entry point"),
     ],
 )
-def test_a_spec_that_cannot_work(changes: dict[str, object], words: str) -> None:
+def test_invalid_specs(changes: dict[str, object], words: str) -> None:
     given: dict[str, object] = {"role": "r", "local_world_size": 1, "rdzv_handler": HANDLER, "entrypoint": "true"}
     with pytest.raises(UserError, match=words):
-        WorkerSpec(**{**given, **changes})  # type: ignore[arg-type] # what is wrong is the point
+        WorkerSpec(**{**given, **changes})  # type: ignore[arg-type]
 
 
-def test_the_old_name_of_the_entry_point() -> None:
+def test_fn_is_the_deprecated_name_of_entrypoint() -> None:
     with pytest.warns(DeprecationWarning, match="use entrypoint"):
         spec = WorkerSpec("r", 1, HANDLER, fn=print)
     assert spec.get_entrypoint_name() == "print"
@@ -48,8 +48,8 @@ def test_the_old_name_of_the_entry_point() -> None:
 
 
 @pytest.mark.parametrize(("workers", "virtual"), [(1, False), (2, False), (2, True)])
-def test_what_a_worker_has_of_its_own(workers: int, virtual: bool) -> None:
-    """What is in its environment is the same for all of the node in all rounds, or known not to be."""
+def test_per_worker_variables(workers: int, virtual: bool) -> None:
+    """Each variable is either the same for all workers of the node in all rounds, or known not to be."""
     made = group()
     made.notices = "/tmp/rallypoint-notices-0"
     made.spec = spec = WorkerSpec("trainer", workers, HANDLER, entrypoint="/bin/true", virtual_local_rank=virtual)

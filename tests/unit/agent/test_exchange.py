@@ -1,10 +1,11 @@
-"""The exchange of ranks over a round's store, against the arithmetic without a store."""
+"""The exchange of ranks over the store of a round, compared with the arithmetic without a store."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,19 +26,17 @@ from rallypoint.store.server import StoreServer
 from tests.effort import examples
 
 NODES = st.lists(st.tuples(st.sampled_from(["A", "B"]), st.integers(1, 4)), min_size=1, max_size=5)
-
-
 Found = TypeVar("Found")
 
 
 def side_by_side(nodes: int, node: Callable[[int], Found]) -> list[Found]:
-    """What each node finds, all at once; who comes first here is the last in rank."""
+    """Run all nodes at once, the last rank first; returns their results by rank."""
     found: dict[int, Found] = {}
     threads = [threading.Thread(target=lambda rank=rank: found.update({rank: node(rank)})) for rank in range(nodes)]
     for thread in reversed(threads):
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     return [found[rank] for rank in range(nodes)]
 
 
@@ -47,11 +46,11 @@ def exchanged(nodes: list[tuple[str, int]], store: HashStore) -> list[NodeRanks]
 
 @settings(max_examples=examples(30), deadline=None)
 @given(NODES)
-def test_as_the_arithmetic_says(nodes: list[tuple[str, int]]) -> None:
+def test_ranks_are_as_calculated(nodes: list[tuple[str, int]]) -> None:
     assert exchanged(nodes, HashStore(timeout=30)) == assign_worker_ranks(nodes)
 
 
-def test_keys_and_values_are_those_of_the_contract() -> None:
+def test_keys_and_values_follow_the_contract() -> None:
     """Section 3.2: agents of both kinds can share such a round."""
     store = HashStore(timeout=30)
     exchanged([("A", 1), ("B", 2), ("A", 2)], store)
@@ -59,19 +58,7 @@ def test_keys_and_values_are_those_of_the_contract() -> None:
     assert json.loads(store.get("torchelastic/assigned_ranks/2")) == [3, 5, 1, 3]
 
 
-def test_identical_workers_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
-    store = HashStore(timeout=0)
-    assert exchange_ranks(store, 2, 3, "A", 4) == NodeRanks(8, 12, 8, 12)
-    assert store.num_keys() == 0
-
-
-def test_a_node_that_says_nothing() -> None:
-    with pytest.raises(StoreTimeoutError):
-        exchange_ranks(HashStore(timeout=0.05), 0, 2, "A", 1)
-
-
-def test_the_barrier_opens_for_the_last_and_not_before() -> None:
+def test_exit_barrier_waits_for_the_last_node() -> None:
     store = HashStore(timeout=30)
     with pytest.raises(StoreTimeoutError):
         exit_barrier(store, 2, 0.05)
@@ -80,28 +67,17 @@ def test_the_barrier_opens_for_the_last_and_not_before() -> None:
     assert store.check(["torchelastic/agent/terminal_state/last_member"])
 
 
-# The number of restarts
-
-
 @pytest.fixture(params=["tcp", "file", "hash"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
-    """Opens a connection of a node's own to one store."""
-    if request.param == "hash":
-        shared = HashStore(timeout=30)
-        yield lambda: shared
-    elif request.param == "file":
-        yield lambda: FileStore(str(tmp_path / "store"), -1)
-    else:
-        server, opened = StoreServer("127.0.0.1"), list[TCPStore]()
-
-        def connect() -> Store:
-            opened.append(TCPStore("127.0.0.1", server.port))
-            return opened[-1]
-
-        yield connect
-        for store in opened:
-            store.close()
-        server.close()
+    """Opens another connection to one store."""
+    shared = HashStore(timeout=30)
+    with StoreServer("127.0.0.1") as server, ExitStack() as stack:
+        openers: dict[str, Callable[[], Store]] = {
+            "tcp": lambda: stack.enter_context(TCPStore("127.0.0.1", server.port)),
+            "file": lambda: FileStore(str(tmp_path / "store"), -1),
+            "hash": lambda: shared,
+        }
+        yield openers[request.param]
 
 
 def agreed(stores: list[Store], proposals: list[int]) -> list[int]:
@@ -109,24 +85,23 @@ def agreed(stores: list[Store], proposals: list[int]) -> list[int]:
     return side_by_side(size, lambda rank: exchange(stores[rank], rank, size, "A", 1, proposals[rank])[1])
 
 
-def test_all_are_told_the_largest_number(open_store: Callable[[], Store]) -> None:
-    """A new node knows of no round, and whoever was there has seen one more than it can have been."""
+def test_all_nodes_get_the_largest_number_of_restarts(open_store: Callable[[], Store]) -> None:
+    """A new node proposes 0; the others propose more than in any round that they know."""
     stores = [open_store() for _ in range(3)]
     for round_, proposals in enumerate([[0, 0, 0], [1, 0, 1], [0, 2, 0], [0, 0, 3]]):
         prefixed: list[Store] = [PrefixStore(f"round/{round_}", store) for store in stores]
         assert agreed(prefixed, proposals) == [round_] * 3
 
 
-def test_over_a_store_that_keeps_what_earlier_rounds_wrote_no_number_comes_twice(
-    open_store: Callable[[], Store],
-) -> None:
+def test_numbers_do_not_repeat_over_a_shared_store(open_store: Callable[[], Store]) -> None:
+    """The keys of earlier rounds are still in the store."""
     stores = [open_store() for _ in range(2)]
     for count in range(4):
         assert agreed(stores, [count, count]) == [count, count]
 
 
 @pytest.mark.parametrize("ours", [0, 1])
-def test_beside_an_agent_of_torch_ours_goes_by_its_own_number(ours: int) -> None:
+def test_beside_an_agent_of_torch_the_own_number_counts(ours: int) -> None:
     store = HashStore(timeout=30)
 
     def node(rank: int) -> int:
@@ -138,7 +113,7 @@ def test_beside_an_agent_of_torch_ours_goes_by_its_own_number(ours: int) -> None
     assert side_by_side(2, node)[ours] == 5
 
 
-def test_where_nothing_is_exchanged_each_goes_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_workers_exchange_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
     store = HashStore(timeout=0)
     assert exchange(store, 2, 3, "A", 4, 7) == (NodeRanks(8, 12, 8, 12), 7)

@@ -1,4 +1,4 @@
-"""The wall between core and features: no file of the core names a feature, and the core works without any."""
+"""The core names no feature and works without any."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def names(path: Path) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)
-def test_no_file_of_the_core_names_a_feature(row: Row) -> None:
+def test_the_core_names_no_feature(row: Row) -> None:
     classes = {place.partition(":")[2] for place in (row.place, row.admits, row.serves)}
     own = {row.name, *classes} - {""}
     found = {
@@ -62,57 +62,54 @@ ALLOWED = {
     "topology": {"base/numa.py: topology"},  # of the processors
     "reports": {"rendezvous/shared_state.py: reports"},  # whether a node does
 }
-"""What is left of features that are not behind the wall altogether, and words that mean something else there."""
+"""Names that mean something else in the core, or remain there of a feature."""
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)
-def test_without_a_feature_a_job_runs(row: Row) -> None:
+def test_jobs_run_without_a_feature(row: Row) -> None:
     done = _run(row, ())
     assert (done.returncode, done.stderr) == (0, "")
 
 
+LOADED_LATE = [
+    row
+    for row in FEATURES
+    if (row.by_default or row.wanted is anybody) and row.load in {Load.WHEN_PLACED, Load.WHEN_STARTED}
+]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "row",
-    [
-        row
-        for row in FEATURES
-        if (row.by_default or row.wanted is anybody) and row.load in {Load.WHEN_PLACED, Load.WHEN_STARTED}
-    ],
-    ids=lambda row: row.name,
-)
-def test_a_feature_whose_file_cannot_be_opened_does_not_end_the_job(row: Row) -> None:
+@pytest.mark.parametrize("row", LOADED_LATE, ids=lambda row: row.name)
+def test_unreadable_features_do_not_end_the_job(row: Row) -> None:
     done = _run(row, (), error='OSError(24, "Too many open files")')
     assert done.returncode == 0, done.stderr
     assert f"the feature {row.name!r} cannot be loaded; the job continues without it" in done.stderr
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("row", [row for row in FEATURES if row.example], ids=lambda row: row.name)
-def test_asking_for_a_feature_that_is_not_there_gives_one_sentence(row: Row, tmp_path: Path) -> None:
-    _is_refused(_run(row, tuple(row.example.split()), tmp_path), row.name)
+ROWS = {row.name: row for row in FEATURES}
+EXAMPLES = [(row, row.example) for row in FEATURES if row.example]
 
 
 @pytest.mark.process
-def test_so_does_asking_for_one_that_needs_it() -> None:
-    rows = {row.name: row for row in FEATURES}
-    needed = rows["inprocess"]
-    _is_refused(_run(needed, tuple(rows["standby"].example.split())), needed.name)
-
-
-def _is_refused(done: subprocess.CompletedProcess[str], name: str) -> None:
+@pytest.mark.parametrize(
+    ("row", "example"),
+    [*EXAMPLES, (ROWS["inprocess"], ROWS["standby"].example)],
+    ids=[*(row.name for row, _ in EXAMPLES), "inprocess, which standby needs"],
+)
+def test_a_missing_feature_is_refused_in_one_sentence(row: Row, example: str, tmp_path: Path) -> None:
+    done = _run(row, tuple(example.split()), tmp_path)
     assert done.returncode == 1
-    assert f"this installation does not include the feature {name!r}; install the complete package" in done.stderr
+    assert f"this installation does not include the feature {row.name!r}; install the complete package" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-BY_THE_MACHINE = {"gpu_memory", "task_variables", "trainjob"}
-"""Features that depend on where the agent runs, and not on an option alone."""
+MACHINE_FEATURES = {"gpu_memory", "task_variables", "trainjob"}
+"""Features that depend on the machine of the agent, not only on an option."""
 
 
-def test_each_feature_with_an_option_of_its_own_is_tried_without() -> None:
-    asked_for = {row.name for row in FEATURES if not row.wanted(Features())} - BY_THE_MACHINE
+def test_each_feature_with_its_own_option_has_an_example() -> None:
+    asked_for = {row.name for row in FEATURES if not row.wanted(Features())} - MACHINE_FEATURES
     assert asked_for == {row.name for row in FEATURES if row.example}
 
 

@@ -1,4 +1,4 @@
-"""Signals on their way to the workers: which workers have them already, and which get them now or later."""
+"""Forwarding signals to the workers: to which of them, now or later."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
 
 class Site:
-    """A node whose reaper was sent what a test says, at a time that a test sets."""
+    """A node with a clock that a test moves; `kept` has the signals that the reaper received."""
 
     def __init__(self, scheduled: bool) -> None:
         self.now = 0.0
         self.kept: list[int] = []
         self.sent: list[int] = []
-        self.forwarding = SignalForwarding(self._heard, self.sent.append, scheduled, self)
+        self.forwarding = SignalForwarding(self._take_kept, self.sent.append, scheduled, self)
 
     def monotonic(self) -> float:
         return self.now
 
-    def _heard(self) -> list[int]:
+    def _take_kept(self) -> list[int]:
         kept, self.kept = self.kept, []
         return kept
 
@@ -34,20 +34,20 @@ class Site:
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_what_all_were_sent_is_sent_to_nobody_again(scheduled: bool) -> None:
+def test_a_signal_that_all_received_is_not_forwarded(scheduled: bool) -> None:
     site = Site(scheduled)
     site.kept = [TERM]
     assert site.forwarding.forward(TERM)
     assert site.forwarding.is_handled(TERM)
     assert site.forwarding.wake_at() == math.inf
     site.later(SETTLE_TIME)
-    assert site.forwarding.forward(TERM), "schedulers say things twice"
+    assert site.forwarding.forward(TERM), "schedulers repeat signals"
     site.later(BURST)
     assert site.sent == []
     assert not site.forwarding.is_handled(TERM)
 
 
-def test_without_a_scheduler_nobody_waits() -> None:
+def test_without_a_scheduler_signals_are_not_delayed() -> None:
     site = Site(scheduled=False)
     assert not site.forwarding.forward(TERM)
     assert not site.forwarding.is_handled(TERM)
@@ -55,7 +55,7 @@ def test_without_a_scheduler_nobody_waits() -> None:
     assert not site.forwarding.forward(TERM), "another signal proves nothing"
 
 
-def test_a_scheduler_that_signals_the_agent_alone() -> None:
+def test_a_scheduler_that_signals_only_the_agent() -> None:
     site = Site(scheduled=True)
     assert site.forwarding.forward(USR1)
     assert site.forwarding.is_handled(USR1)
@@ -70,24 +70,27 @@ def test_a_scheduler_that_signals_the_agent_alone() -> None:
     assert site.forwarding.wake_at() == math.inf
 
 
-def test_a_signal_that_is_repeated_is_put_off_no_longer() -> None:
+def test_a_repeated_signal_is_not_delayed_further() -> None:
     site = Site(scheduled=True)
     for _ in range(2):
         assert site.forwarding.forward(TERM)
         site.later(SETTLE_TIME / 2)
     assert site.sent == [TERM]
-
-
-def test_a_scheduler_that_is_still_at_it() -> None:
-    site = Site(scheduled=True)
     assert site.forwarding.forward(TERM)
-    site.kept = [TERM]
+    site.kept = [TERM]  # the scheduler signals the workers a moment after the agent
     site.later(SETTLE_TIME)
-    assert site.sent == []
+    assert site.sent == [TERM]
     assert site.forwarding.wake_at() == math.inf
 
 
-def test_workers_that_start_are_sent_nothing_of_before() -> None:
+def test_signals_to_all_count_for_a_moment_and_not_for_new_workers() -> None:
+    site = Site(scheduled=False)
+    site.kept = [TERM, USR1]
+    assert site.forwarding.shared_signals() == {TERM, USR1}
+    site.now += BURST / 2
+    assert site.forwarding.forward(TERM), "the reaper received it before the agent did"
+    site.now += BURST
+    assert site.forwarding.shared_signals() == frozenset()
     site = Site(scheduled=True)
     assert site.forwarding.forward(TERM)
     site.kept = [USR1]
@@ -95,14 +98,4 @@ def test_workers_that_start_are_sent_nothing_of_before() -> None:
     site.forwarding.reset()
     site.later(SETTLE_TIME)
     assert site.sent == []
-    assert site.forwarding.shared_signals() == frozenset()
-
-
-def test_what_came_a_moment_before_is_known() -> None:
-    site = Site(scheduled=False)
-    site.kept = [TERM, USR1]
-    assert site.forwarding.shared_signals() == {TERM, USR1}
-    site.now += BURST / 2
-    assert site.forwarding.forward(TERM), "it was asked for before this agent's own came"
-    site.now += BURST
     assert site.forwarding.shared_signals() == frozenset()

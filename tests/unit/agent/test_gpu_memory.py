@@ -1,4 +1,4 @@
-"""How long a restart waits for GPU memory: the rules, and that the wait cannot harm."""
+"""Restarts wait for GPU memory: the rules, and that the wait does no harm."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.base.nvml import GpuMemory, GpuProcess
 from rallypoint.features import gpu_memory, table
 from rallypoint.features.gpu_memory import GpuMemoryWait, Look, MemoryVerdict, judge
+from tests.unit.agent.features import finish
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.agent.thread_workers import ThreadWorkers
 
@@ -28,8 +29,8 @@ ENDED, OURS, OTHER = Holder.ENDED, Holder.OURS, Holder.OTHER
 
 
 def look(*gpus: GpuMemory, **holders: Holder) -> Look:
-    """A look at these GPUs; `p7=ENDED` says what process 7 is."""
-    return Look(dict(enumerate(gpus)), {int(name[1:]): what for name, what in holders.items()})
+    """A look at these GPUs; `p7=ENDED` classifies process 7."""
+    return Look(dict(enumerate(gpus)), {int(name[1:]): holder for name, holder in holders.items()})
 
 
 def blind(*used: int | None) -> Look:
@@ -55,12 +56,11 @@ def gpu(*processes: tuple[int, int | None]) -> GpuMemory:
         (look(gpu((7, MUCH)), p7=OTHER), MemoryVerdict(strangers=(Share(0, 7, MUCH),))),
         (look(gpu((7, MUCH - 1), (8, None)), p7=OTHER, p8=OTHER), MemoryVerdict()),
         (look(gpu((7, GIB), (8, GIB)), p7=OTHER, p8=ENDED), MemoryVerdict((Share(0, 8, GIB),), (Share(0, 7, GIB),))),
-        # Neither memory nor processes are known: there is nothing to wait for.
         (look(GpuMemory()), MemoryVerdict()),
         (look(GpuMemory(used=GIB)), MemoryVerdict(waits_for=(Share(0, 0, GIB),))),
     ],
 )
-def test_processes_decide(seen: Look, verdict: MemoryVerdict) -> None:
+def test_verdict_by_processes(seen: Look, verdict: MemoryVerdict) -> None:
     assert judge(seen, None) == verdict
 
 
@@ -77,14 +77,9 @@ def test_processes_decide(seen: Look, verdict: MemoryVerdict) -> None:
         (blind(5), blind(5, 5), False),
     ],
 )
-def test_where_pids_mean_nothing_memory_decides(before: Look | None, now: Look, waits: bool) -> None:
+def test_verdict_by_memory_without_pids(before: Look | None, now: Look, waits: bool) -> None:
     assert bool(judge(now, before).waits_for) is waits
     assert judge(now, before).strangers == ()
-
-
-def test_a_process_that_never_gave_its_memory_back_is_not_waited_for_again() -> None:
-    seen = look(gpu((7, GIB), (8, GIB)), p7=ENDED, p8=ENDED)
-    assert judge(seen, None, {7}).waits_for == (Share(0, 8, GIB),)
 
 
 _AMOUNTS = st.none() | st.integers(0, 80 * GIB)
@@ -95,7 +90,7 @@ _LOOKS = st.builds(lambda gpus, holders: Look(dict(enumerate(gpus)), holders), _
 
 
 @given(_LOOKS, st.none() | _LOOKS)
-def test_live_processes_are_never_waited_for_and_ours_never_named(now: Look, before: Look | None) -> None:
+def test_laws_of_the_verdict(now: Look, before: Look | None) -> None:
     verdict = judge(now, before)
     holders = now.holders or {}
     assert all(holders[share.pid] is ENDED for share in verdict.waits_for if share.pid)
@@ -103,16 +98,16 @@ def test_live_processes_are_never_waited_for_and_ours_never_named(now: Look, bef
     if now.holders is None:
         assert verdict.strangers == ()
     again = judge(now, now, [share.pid for share in verdict.waits_for])
-    assert again.waits_for == (), "what does not change is waited for no longer than its limit"
+    assert again.waits_for == (), "nothing is waited for twice in vain"
 
 
 # The wait
 
 
-class Waits:
-    """The wait of an agent whose worker has died; the agent's loop is played."""
+class Restart:
+    """Restarts of an agent whose worker has died; the test plays the agent's loop."""
 
-    def __init__(self, looks: Callable[[], Generator[Look]], timeout: float = TIMEOUT) -> None:
+    def __init__(self, looks: Callable[[], Generator[Look]], timeout: float) -> None:
         self.workers = ThreadWorkers(lambda rank, start, stopping: rank)
         self.workers.started_at = 1.0
         self.wait = GpuMemoryWait(self.workers, timeout, lambda _job: looks())
@@ -121,27 +116,32 @@ class Waits:
     def begin(self) -> None:
         self.wait.begin(self.workers.group)
 
+    def waits(self) -> bool:
+        return self.workers.preparations.preparing()
+
     def turn(self) -> None:
         """One turn of the loop."""
         until_readable(self.wait.fds(), max(0.0, min(self.wait.wake_at() - time.monotonic(), TIMEOUT)))
         self.wait.step()
 
-    def ends(self) -> float:
-        """Begin a restart, and return the seconds for which its workers had to wait."""
-        began = time.monotonic()
-        self.begin()
-        while self.workers.preparations.preparing():
-            assert time.monotonic() - began < TIMEOUT
-            self.turn()
+    def finish(self) -> float:
+        """Wait until the workers may start; returns the seconds."""
+        seconds = finish(self.wait)
         assert self.workers.preparations.failed() is None
-        return time.monotonic() - began
+        return seconds
+
+    def run(self) -> float:
+        """A whole restart; returns the seconds that its workers had to wait."""
+        self.begin()
+        return self.finish()
 
 
 class Driver:
-    """Answers looks, the last one for ever; counts them."""
+    """Answers looks one after the other, and repeats the last one; `gate` blocks each answer."""
 
-    def __init__(self, *looks: Look | Exception) -> None:
+    def __init__(self, *looks: Look | Exception, gate: threading.Event | None = None) -> None:
         self.looks = looks
+        self.gate = gate
         self.asked = 0
         self.closed = 0
 
@@ -150,6 +150,8 @@ class Driver:
             for number in itertools.count() if self.looks else ():
                 answer = self.looks[min(number, len(self.looks) - 1)]
                 self.asked += 1
+                if self.gate:
+                    self.gate.wait(TIMEOUT)
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
@@ -159,19 +161,20 @@ class Driver:
 
 HELD = look(gpu((7, 61 * GIB)), p7=ENDED)
 FREE = look(gpu())
+Make = Callable[..., Restart]
 
 
 @pytest.fixture
-def restarts() -> Iterator[Callable[..., Waits]]:
-    made: list[Waits] = []
+def make() -> Iterator[Make]:
+    restarts: list[Restart] = []
 
-    def make(looks: Callable[[], Generator[Look]], timeout: float = TIMEOUT) -> Waits:
-        made.append(Waits(looks, timeout))
-        return made[-1]
+    def restart(looks: Callable[[], Generator[Look]], timeout: float = TIMEOUT) -> Restart:
+        restarts.append(Restart(looks, timeout))
+        return restarts[-1]
 
-    yield make
-    for waits in made:
-        waits.workers.close()
+    yield restart
+    for made in restarts:
+        made.workers.close()
 
 
 @pytest.fixture
@@ -180,190 +183,152 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_the_first_workers_do_not_wait(restarts: Callable[..., Waits], log: pytest.LogCaptureFixture) -> None:
+def test_the_first_workers_do_not_wait(make: Make, log: pytest.LogCaptureFixture) -> None:
     driver = Driver(HELD)
-    first = restarts(driver)
+    first = make(driver)
     first.workers.started_at = 0.0
-    first.ends()
+    first.run()
     assert (driver.asked, log.text) == (0, "")
 
 
-def test_free_memory_costs_one_look_and_no_word(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_memory_costs_one_look(make: Make, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_memory, "_WORTH_A_LINE", TIMEOUT)  # a busy machine may take that long
     for driver in (Driver(FREE), Driver(look(gpu((7, 61 * GIB)), p7=OURS)), Driver()):
-        restarts(driver).ends()
+        make(driver).run()
         assert driver.asked == min(1, len(driver.looks))
         assert driver.closed == 1, "the driver's library is released"
     assert log.text == ""
 
 
-def test_workers_start_once_the_memory_is_free(restarts: Callable[..., Waits], log: pytest.LogCaptureFixture) -> None:
+def test_workers_start_when_memory_is_free(make: Make, log: pytest.LogCaptureFixture) -> None:
     driver = Driver(*[HELD] * 5, FREE)
-    seconds = restarts(driver).ends()
+    assert make(driver).run() >= 0.01 + 0.02 + 0.04 + 0.08 + 0.16
     assert driver.asked == 6
-    assert seconds >= 0.01 + 0.02 + 0.04 + 0.08 + 0.16
     assert "the restart waited 0." in log.text
     assert log.text.rstrip().endswith(" s for the memory of GPU 0")
 
 
-def test_workers_start_at_the_limit(restarts: Callable[..., Waits], log: pytest.LogCaptureFixture) -> None:
-    driver = Driver(HELD)
-    waits = restarts(driver, 0.3)
-    assert waits.ends() >= 0.3
-    (line,) = log.messages
-    assert line == (
+def test_workers_start_at_the_limit(make: Make, log: pytest.LogCaptureFixture) -> None:
+    restart = make(Driver(HELD), 0.3)
+    assert restart.run() >= 0.3
+    assert log.messages == [
         "starting the workers even though GPU memory was still in use after 0.3 s (--gpu-memory-timeout): "
         "GPU 0: 61 GiB held by pid 7, which has ended"
-    )
+    ]
     log.clear()
-    assert waits.ends() < TIMEOUT
-    assert log.messages == [], "what was waited for in vain is not waited for again"
+    assert restart.run() < TIMEOUT
+    assert log.messages == [], "a process is not waited for again in vain"
 
 
-def test_memory_alone_is_looked_at_until_it_falls_no_more(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture
-) -> None:
+def test_without_pids_the_wait_lasts_while_memory_falls(make: Make, log: pytest.LogCaptureFixture) -> None:
     driver = Driver(blind(9), blind(8), blind(7), blind(7))
-    restarts(driver).ends()
+    make(driver).run()
     assert driver.asked == 4
-    falling = (blind(1000 * GIB - count) for count in range(10**6))
-
-    def falls() -> Generator[Look]:
-        yield from falling
-
     log.clear()
-    restarts(falls, 0.3).ends()
+    make(lambda: (blind(1000 * GIB - count) for count in itertools.count()), 0.3).run()
     assert "(--gpu-memory-timeout): GPU 0: 1000 GiB in use" in log.text
 
 
 def test_a_stranger_is_named_once_and_not_waited_for(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make: Make, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_memory, "describe_process", lambda pid: f"pid {pid} (python, user bob)")
     stranger = gpu((4711, 61 * GIB), (8, 1))
     driver = Driver(look(stranger, stranger, p4711=OTHER, p8=OTHER))
-    waits = restarts(driver)
-    for _ in range(2):
-        waits.ends()
+    restart = make(driver)
+    restart.run()
+    restart.run()
     assert driver.asked == 2
     held = "GPU 0: 61 GiB, GPU 1: 61 GiB held by pid 4711 (python, user bob), which is not part of this job"
     assert [line for line in log.messages if "held" in line] == [held]
 
 
-def test_a_driver_that_does_not_answer_delays_one_restart(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture
-) -> None:
-    answers, asked = threading.Event(), []
-
-    def hangs() -> Generator[Look]:
-        asked.append(threading.get_ident())
-        answers.wait(TIMEOUT)
-        yield FREE
-
-    waits = restarts(hangs, 0.2)
-    assert waits.ends() >= 0.2
+def test_a_driver_that_hangs_delays_one_restart(make: Make, log: pytest.LogCaptureFixture) -> None:
+    driver = Driver(FREE, gate=threading.Event())
+    restart = make(driver, 0.2)
+    assert restart.run() >= 0.2
+    restart.run()
+    assert driver.asked == 1, "while it hangs, no restart waits again"
     assert log.messages == [
         "starting the workers without checking GPU memory: NVIDIA's driver did not answer within 0.2 s"
     ]
-    waits.ends()
-    assert len(asked) == len(log.messages) == 1, "while it hangs, no restart waits again"
-    answers.set()
-    while waits.wait._in_driver():
+    assert driver.gate is not None
+    driver.gate.set()
+    while restart.wait._in_driver():
         threading.Event().wait(0.01)
-    waits.ends()
-    assert len(asked) == 2
+    restart.run()
+    assert driver.asked == 2
 
 
-def test_a_round_that_ends_meanwhile_ends_the_wait(restarts: Callable[..., Waits]) -> None:
+def test_the_end_of_the_round_ends_the_wait(make: Make) -> None:
     driver = Driver(HELD)
-    waits = restarts(driver)
+    restart = make(driver)
     for _ in range(2):
-        waits.begin()
+        restart.begin()
         while not driver.asked:
-            waits.turn()
-        waits.wait.cancel()
-        assert not waits.workers.preparations.preparing()
+            restart.turn()
+        restart.wait.cancel()
+        assert not restart.waits()
     driver.looks = (FREE,)
-    waits.ends()
-    assert waits.workers.preparations.failed() is None
+    restart.run()
 
 
-def test_a_thread_of_an_earlier_round_is_out_of_the_driver_before_the_next_one_looks(
-    restarts: Callable[..., Waits],
-) -> None:
-    answers, asked = threading.Event(), []
-
-    def hangs() -> Generator[Look]:
-        asked.append(threading.get_ident())
-        answers.wait(TIMEOUT)
-        yield FREE
-
-    waits = restarts(hangs)
-    waits.begin()
-    while not asked:
-        waits.wait.step()
-    waits.begin()
+def test_rounds_ask_the_driver_one_after_the_other(make: Make) -> None:
+    driver = Driver(FREE, gate=threading.Event())
+    restart = make(driver)
+    restart.begin()
+    while not driver.asked:
+        restart.wait.step()
+    restart.begin()
     for _ in range(3):
-        waits.wait.step()
-    assert waits.workers.preparations.preparing()
-    assert len(asked) == 1
-    answers.set()
-    while waits.workers.preparations.preparing():
-        waits.turn()
-    assert len(asked) == 2
+        restart.wait.step()
+    assert restart.waits()
+    assert driver.asked == 1
+    assert driver.gate is not None
+    driver.gate.set()
+    restart.finish()
+    assert driver.asked == 2
 
 
-def test_an_exception_is_logged_and_nothing_is_looked_at_again(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture
-) -> None:
+def test_after_an_exception_of_the_driver_it_is_not_asked_again(make: Make, log: pytest.LogCaptureFixture) -> None:
     driver = Driver(OSError("the driver is upset"))
-    waits = restarts(driver)
-    waits.ends()
+    restart = make(driver)
+    restart.run()
     (record,) = [record for record in log.records if record.levelno >= logging.WARNING]
     assert "checking GPU memory failed; restarts will no longer wait for it" in record.getMessage()
     assert "the driver is upset" in log.text
-    waits.ends()
+    restart.run()
     assert driver.asked == 1
 
 
-def test_an_exception_on_the_loop_s_thread_does_not_end_the_job(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_workers_start_without_the_check_if_it_cannot_run(
+    make: Make, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_memory, "held_by", lambda *_: 1 / 0)
-    restarts(Driver(HELD), 0.1).ends()
+    make(Driver(HELD), 0.1).run()
     assert "the wait for GPU memory failed; the job continues without it" in log.text
-
-
-def test_without_a_further_thread_the_workers_start(
-    restarts: Callable[..., Waits], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    log.clear()
     monkeypatch.setattr("rallypoint.base.mailbox.start_thread", lambda *_: None)
-    restarts(Driver(HELD)).ends()
+    make(Driver(HELD)).run()
     assert log.messages == [
         "starting the workers without checking GPU memory: this machine does not allow any more threads"
     ]
 
 
-def test_survivors_that_are_being_ended_end_first(restarts: Callable[..., Waits]) -> None:
+def test_the_wait_begins_when_the_survivors_have_ended(make: Make) -> None:
     driver = Driver(FREE)
-    waits = restarts(driver)
+    restart = make(driver)
     stop = SimpleNamespace(done=False)
     context: Any = SimpleNamespace(stopping=stop)
-    waits.workers.pcontext = context
-    waits.begin()
-    waits.wait.step()
-    assert waits.workers.preparations.preparing()
+    restart.workers.pcontext = context
+    restart.begin()
+    restart.wait.step()
+    assert restart.waits()
     assert driver.asked == 0
     stop.done = True
-    while waits.workers.preparations.preparing():
-        waits.turn()
+    restart.finish()
     assert driver.asked == 1
-    waits.workers.pcontext = None
-
-
-# Where it is asked for
+    restart.workers.pcontext = None
 
 
 @pytest.mark.parametrize(
@@ -375,8 +340,6 @@ def test_survivors_that_are_being_ended_end_first(restarts: Callable[..., Waits]
         (["/none"], None, False),
     ],
 )
-def test_only_where_workers_may_see_gpus(
-    monkeypatch: pytest.MonkeyPatch, devices: list[str], visible: str | None, sees: bool
-) -> None:
+def test_sees_gpus(monkeypatch: pytest.MonkeyPatch, devices: list[str], visible: str | None, sees: bool) -> None:
     monkeypatch.setattr(table, "NVIDIA_DEVICES", devices)
     assert table.sees_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) is sees

@@ -1,4 +1,4 @@
-"""The workers' time when a scheduler ends their node: from a stated, known or assumed grace period."""
+"""The workers' time when a scheduler ends their node: from a given, known or assumed grace period."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.signals import (
-    VARIABLE,
-    GracePeriods,
-    stated_grace_period,
-    termination_grace,
-)
+from rallypoint.agent.signals import VARIABLE, GracePeriods, stated_grace_period, termination_grace
 from rallypoint.base.errors import UserError
 from rallypoint.clusters.grace import kill_wait, scheduler_grace_period
 
@@ -36,8 +31,8 @@ SLURM, KUBERNETES = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1
         ({"TRAINING_JOB_NAME": "j"}, False, math.inf, 30),
     ],
 )
-def test_whose_word_counts(environ: dict[str, str], chosen: bool, total: float, stop: float, tmp_path: Path) -> None:
-    if environ is SLURM:  # whatever this machine may have
+def test_termination_grace(environ: dict[str, str], chosen: bool, total: float, stop: float, tmp_path: Path) -> None:
+    if environ is SLURM:  # this machine may have another
         (tmp_path / "slurm.conf").touch()
         environ = {**SLURM, "SLURM_CONF": str(tmp_path / "slurm.conf")}
     assert termination_grace(30, chosen=chosen, environ=environ) == (total, stop)
@@ -53,7 +48,7 @@ def test_whose_word_counts(environ: dict[str, str], chosen: bool, total: float, 
         ("", 25, math.inf, 1000, 25),
     ],
 )
-def test_notice_and_stop_share_what_there_is(
+def test_notice_and_stop_share_the_grace_period(
     stated: str, stop: float, notice: float, elapsed: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, stated)
@@ -66,26 +61,25 @@ def test_notice_and_stop_share_what_there_is(
     assert (grace.notice, grace.within(1e6)) == (notice, left)
 
 
-def test_after_a_failure_workers_have_less_time_and_never_more() -> None:
+def test_after_a_failure_workers_have_less_time() -> None:
     assert [GracePeriods(stop).seconds(failed=True) for stop in (30, 3)] == [5, 3]
     assert GracePeriods(3, failure=20).seconds(failed=True) == 20
 
 
-def test_kill_wait_is_read_where_slurm_has_it(tmp_path: Path) -> None:
+def test_kill_wait_in_slurm_conf(tmp_path: Path) -> None:
     path = tmp_path / "slurm.conf"
     path.write_text("ClusterName=a\n # KillWait=3\n killwait = 120  # two minutes\n")
-    assert scheduler_grace_period({**SLURM, "SLURM_CONF": str(path)}) == 120
-    assert termination_grace(30, chosen=False, environ={**SLURM, "SLURM_CONF": str(path)})[1] == 30, (
-        "it is not made longer"
-    )
+    environ = {**SLURM, "SLURM_CONF": str(path)}
+    assert scheduler_grace_period(environ) == 120
+    assert termination_grace(30, chosen=False, environ=environ)[1] == 30, "a longer one changes nothing"
 
 
 @pytest.mark.parametrize("lines", [[], ["KillWait="], ["KillWait=soon"], ["KillWaits=3"], ["=5"], ["\0"]])
-def test_without_a_kill_wait_it_is_slurms_default(lines: list[str]) -> None:
+def test_default_kill_wait(lines: list[str]) -> None:
     assert kill_wait(lines) == 30
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
-def test_a_grace_period_that_cannot_be_is_refused(text: str) -> None:
+def test_invalid_grace_periods(text: str) -> None:
     with pytest.raises(UserError, match=f"{VARIABLE}='{text}' is not a number of seconds above 0"):
         stated_grace_period({VARIABLE: text})

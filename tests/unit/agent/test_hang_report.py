@@ -35,14 +35,14 @@ from rallypoint.observe.hangs.messages import encode_evidence
 TIMEOUT = 60.0
 
 
-def test_what_fills_its_parts_has_a_last_one() -> None:
+def test_the_last_of_full_parts() -> None:
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     data = bytes(2 * MAX_PART)
     collecting.start_collecting(CollectRequested(1, CollectKind.STACKS), lambda: data, sent.put)
     assert [sent.get(timeout=TIMEOUT).is_last for _ in range(2)] == [False, True]
 
 
-def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
+def test_reports_do_not_wait_for_the_ages_of_outputs() -> None:
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     known = threading.Event()
 
@@ -52,19 +52,11 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
         def output_ages(self) -> Callable[[], tuple[float, ...]]:
             return lambda: (float(known.wait(TIMEOUT)),)
 
-        def console_blocked_for(self) -> float:
-            return 2.5
-
         exit_codes: ClassVar = {0: 0}
-
-        def ended_at(self, _local_rank: int) -> float:
-            return math.inf
-
-        def pids(self) -> dict[int, int]:
-            return {0: 7, 1: 8}
-
-        def relay(self, local_rank: int, _stream: int) -> object:
-            return SimpleNamespace(unread=lambda: 65536) if local_rank else None
+        console_blocked_for = staticmethod(lambda: 2.5)
+        ended_at = staticmethod(lambda _local_rank: math.inf)
+        pids = staticmethod(lambda: {0: 7, 1: 8})
+        relay = staticmethod(lambda rank, _stream: SimpleNamespace(unread=lambda: 65536) if rank else None)
 
     placed = SimpleNamespace(round=3)
     group = SimpleNamespace(workers=[], placement=placed, spec=SimpleNamespace(in_place_of=""), group_rank=1)
@@ -74,7 +66,8 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     )
     workers.rendezvous, workers.watchers, workers.hooks = SimpleNamespace(send=sent.put), Watchers(), Hooks()
     workers.hooks.figures.append(lambda: {"lines": 3})
-    answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
+    agent: Any = Agent(workers, print, SYSTEM_CLOCK, print)  # type: ignore[arg-type]
+    answer = reports.Reports(agent).messages()[ReportRequested]
     for _ in range(2):
         answer(ReportRequested())
     ended = ((0, 0, 0.0),)
@@ -91,39 +84,24 @@ RALLYRUN = ("/venv/bin/python", "/venv/bin/rallyrun", "--nproc-per-node=2")
 @pytest.mark.parametrize(
     ("words", "program", "shown", "to_strangers"),
     [
-        (
-            (*RALLYRUN, "train.py", "-p", "hunter2", "--data=x"),
-            ("python", "-u", "train.py", "-p", "hunter2", "--data=x"),
-            "rallyrun --nproc-per-node=2 train.py -p '<masked>' --data=x",
-            "rallyrun --nproc-per-node=2 train.py ...",
-        ),
-        ((*RALLYRUN, "train.py"), ("python", "-u", "train.py"), *["rallyrun --nproc-per-node=2 train.py"] * 2),
-        (
-            (*RALLYRUN, "--no-python", "./train", "hunter"),
-            ("./train", "hunter"),
-            "rallyrun --nproc-per-node=2 --no-python ./train hunter",
-            "rallyrun --nproc-per-node=2 --no-python ./train ...",
-        ),
-        (
-            (*RALLYRUN, "-m", "train", "hunter"),
-            ("python", "-u", "-m", "train", "hunter"),
-            "rallyrun --nproc-per-node=2 -m train hunter",
-            "rallyrun --nproc-per-node=2 -m train ...",
-        ),
-        (
-            ("python", "launch.py", "--secret-of-mine", "hunter2", "word"),
-            (print, 1, 2),
-            "python launch.py --secret-of-mine '<masked>' word",
-            "python launch.py ...",
-        ),
-        (("python", "caf\udce9.py"), (print,), *["python 'caf?.py'"] * 2),
+        ("train.py -p pw --data", "python -u train.py -p pw --data", "train.py -p '<masked>' --data", "train.py ..."),
+        ("train.py", "python -u train.py", "train.py", "train.py"),
+        ("--no-python ./train pw", "./train pw", "--no-python ./train pw", "--no-python ./train ..."),
+        ("-m train pw", "python -u -m train pw", "-m train pw", "-m train ..."),
     ],
 )
-def test_strangers_are_not_shown_the_arguments_of_a_program(
-    words: tuple[str, ...], program: tuple[object, ...], shown: str, to_strangers: str
-) -> None:
-    assert reports.command_line(words, program, hides=False) == shown
-    assert reports.command_line(words, program, hides=True) == to_strangers
+def test_strangers_do_not_see_arguments(words: str, program: str, shown: str, to_strangers: str) -> None:
+    for hides, expected in ((False, shown), (True, to_strangers)):
+        line = reports.command_line((*RALLYRUN, *words.split()), tuple(program.split()), hides=hides)
+        assert line == f"rallyrun --nproc-per-node=2 {expected}"
+
+
+def test_command_lines_of_functions() -> None:
+    words, program = ("python", "launch.py", "--secret-of-mine", "hunter2", "word"), (print, 1, 2)
+    assert reports.command_line(words, program, hides=False) == "python launch.py --secret-of-mine '<masked>' word"
+    assert reports.command_line(words, program, hides=True) == "python launch.py ..."
+    for hides in (False, True):
+        assert reports.command_line(("python", "caf\udce9.py"), (print,), hides=hides) == "python 'caf?.py'"
 
 
 class Reports:
@@ -140,15 +118,15 @@ class Reports:
         else:
             self.sent.put(message)
 
-    def told(self, node: str, data: bytes, size: int = 20, number: int = 1) -> None:
-        """A node tells something in parts."""
-        for at in range(0, max(1, len(data)), size):
-            self.reporter.add(
-                CollectedPart(number, data[at : at + size], at + size >= len(data), node, is_first=at == 0)
-            )
+    def add(self, node: str, data: bytes, number: int = 1, *, whole: bool = True) -> None:
+        """Add the evidence of a node in parts of 20 bytes."""
+        parts = [data[at : at + 20] for at in range(0, max(1, len(data)), 20)]
+        for at, part in enumerate(parts):
+            last = whole and at == len(parts) - 1
+            self.reporter.add(CollectedPart(number, part, last, node, is_first=at == 0))
 
-    def ended(self, *silent: str, number: int = 1) -> str:
-        """Nothing more comes; the report that is made then."""
+    def end(self, *silent: str, number: int = 1) -> str:
+        """End the collection; returns the report."""
         self.reporter.add(CollectionEnded(number, 3, silent))
         report = self.sent.get(timeout=TIMEOUT)
         assert report[:2] == (number, 3)
@@ -156,41 +134,37 @@ class Reports:
 
 
 def evidence(rank: int, exit_code: int) -> bytes:
-    """What a node tells of a worker that has ended."""
+    """The evidence of a node whose worker has ended."""
     return encode_evidence(collect_evidence(ExaminedNode("host", (ExaminedWorker(rank, 7, exit_code),))))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\x00", b"{}", b"[1, 2"])
-def test_a_node_that_tells_nothing_that_can_be_read_is_named(data: bytes) -> None:
-    parts = Reports()
-    parts.told("a", evidence(0, 0))
-    parts.told("bad", data)
-    text = parts.ended()
+def test_nodes_with_unreadable_evidence_are_named(data: bytes) -> None:
+    reports = Reports()
+    reports.add("a", evidence(0, 0))
+    reports.add("bad", data)
+    reports.add("half", evidence(0, 0), whole=False)
+    text = reports.end("half")
     assert "1 rank (0): ended with exit code 0" in text
     assert "no evidence from bad" in text
+    assert text.count("half") == 1
 
 
-def test_a_node_that_did_not_finish_is_named_once() -> None:
-    parts = Reports()
-    parts.reporter.add(CollectedPart(1, evidence(0, 0), False, "half"))
-    assert parts.ended("half").count("half") == 1
-
-
-def test_what_is_kept_of_all_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_evidence_of_all_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hangs, "_MAX_TOTAL", 1000)
-    parts = Reports()
-    parts.told("a", evidence(0, 0))
-    parts.told("large", b"x" * 5000)
-    assert parts.taken == 2, "it has read what it does not keep"
-    text = parts.ended()
+    reports = Reports()
+    reports.add("a", evidence(0, 0))
+    reports.add("large", b"x" * 5000)
+    assert reports.taken == 2, "it has read the evidence that it does not keep"
+    text = reports.end()
     assert "1 rank (0): ended" in text
     assert "no evidence from large" in text
 
 
-def test_each_hang_has_a_report_of_its_own() -> None:
-    parts = Reports()
-    parts.told("a", evidence(0, 0))
-    parts.told("a", evidence(5, 0), number=2)
-    text = parts.ended(number=2)
+def test_each_hang_has_its_own_report() -> None:
+    reports = Reports()
+    reports.add("a", evidence(0, 0))
+    reports.add("a", evidence(5, 0), number=2)
+    text = reports.end(number=2)
     assert "rank (5)" in text
     assert "rank (0)" not in text

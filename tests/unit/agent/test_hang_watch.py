@@ -1,4 +1,4 @@
-"""When the workers of a node are quiet, against a twin that keeps times."""
+"""When the workers of a node are quiet, compared with a model that keeps times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 10.0
 
 
 class Workers:
-    """What there is to be seen of two workers."""
+    """The signs of two workers."""
 
     def __init__(self, visible: bool = True) -> None:
         self.clock = HandClock()
@@ -31,7 +31,7 @@ class Workers:
         self.signs = RoundSigns(0, lambda: Seen(self.output, self.calls, self.file, self.activity), TIMEOUT, 0.0)
 
     def at(self, now: float) -> bool:
-        """Look at a moment; whether they are quiet then."""
+        """Look at the workers; returns whether they are quiet."""
         self.clock.now = now
         self.signs.look(self.clock)
         return self.signs.is_quiet(now)
@@ -41,7 +41,7 @@ class Workers:
         self.calls = (Reached(step, self.clock.now + 1.0), None)
 
 
-def test_what_cannot_be_seen_is_not_quiet_unless_it_tells_of_progress() -> None:
+def test_workers_without_visible_signs() -> None:
     workers = Workers(visible=False)
     assert not workers.at(1000.0)
     workers.call(1)
@@ -60,7 +60,7 @@ def test_the_first_look_at_the_progress_file_is_no_progress() -> None:
     assert workers.at(15.0 + TIMEOUT)
 
 
-def test_one_early_report_of_progress_does_not_end_the_time_of_the_first_steps() -> None:
+def test_one_report_does_not_end_the_grace_of_the_first_steps() -> None:
     workers = Workers()
     workers.calls = (Reached(0, 1.0, 0, first_at=1.0), None)
     workers.at(1.0)
@@ -71,7 +71,7 @@ def test_one_early_report_of_progress_does_not_end_the_time_of_the_first_steps()
     assert workers.at(31.0 + TIMEOUT)
 
 
-def test_a_file_that_grows_is_a_sign_and_children_that_compute_have_some_time() -> None:
+def test_growing_files_are_signs_and_busy_children_have_some_time() -> None:
     workers = Workers()
     workers.call(1)
     workers.at(0.0)
@@ -87,28 +87,23 @@ def test_a_file_that_grows_is_a_sign_and_children_that_compute_have_some_time() 
     assert workers.at(200.0 + GRACE * TIMEOUT), "they may be the ranks of an inner launcher, which spin"
 
 
-def test_nobody_is_quiet_before_somebody_has_looked() -> None:
+def test_a_look_that_hangs_has_found_nothing() -> None:
     workers = Workers()
     workers.at(1.0)
     assert not workers.signs.is_quiet(1000.0), "a sign may have come since"
-    assert workers.at(1000.0)
-
-
-def test_a_look_that_does_not_come_back_has_found_nothing() -> None:
-    workers = Workers()
-    workers.at(1.0)
     found: list[bool] = []
 
-    def hangs() -> Seen:
+    def hang() -> Seen:
         found.extend(workers.signs.is_quiet(100.0 + later) for later in (1.0, TIMEOUT - 0.1, TIMEOUT))
         return Seen(0, (), None)
 
-    workers.signs._look = hangs
+    workers.signs._look = hang
     workers.at(100.0)
     assert found == [False, False, True]
+    assert workers.at(1000.0)
 
 
-def test_time_in_which_nobody_looked_is_held_against_nobody() -> None:
+def test_time_without_looks_does_not_count() -> None:
     workers = Workers()
     workers.call(1)
     workers.at(1.0)
@@ -125,7 +120,7 @@ EVENTS = st.lists(st.tuples(st.floats(0.1, 15.0), st.sampled_from(["", "output",
 
 @settings(max_examples=examples(300))
 @given(EVENTS)
-def test_a_node_is_quiet_as_long_as_nothing_has_come(events: list[tuple[float, str]]) -> None:
+def test_a_node_is_quiet_after_the_timeout(events: list[tuple[float, str]]) -> None:
     workers = Workers()
     workers.file = (1, 0, 0)
     workers.at(0.0)
@@ -147,17 +142,10 @@ def test_a_node_is_quiet_as_long_as_nothing_has_come(events: list[tuple[float, s
         assert workers.at(now) == (now >= over)
 
 
-# What is done about it
-
-
-def hearing(phase: Phase = Phase.RUNNING) -> PolicyState:
-    return PolicyState(phase=phase, round=3)
-
-
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
 @pytest.mark.parametrize("then", list(OnHang))
-def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) -> None:
-    status, rules = hearing(phase), [HangRules(600.0, then).rules()]
+def test_workers_are_stopped_after_the_report(then: OnHang, phase: Phase) -> None:
+    status, rules = PolicyState(phase, 3), [HangRules(600.0, then).rules()]
     after, steps = decide(status, HangFound(3, 2), rules)
     assert after == status
     (line,) = steps
@@ -171,21 +159,21 @@ def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) ->
     assert steps[0].text.startswith("all sleep\n")
     failed = [step for step in steps[1:] if isinstance(step, FailNode)]
     assert len(steps) == 1 + len(failed)
-    assert [(each.round, each.ends_job) for each in failed] == {
+    assert [(step.round, step.ends_job) for step in failed] == {
         OnHang.REPORT: [],
         OnHang.RESTART: [(3, False)],
         OnHang.FAIL: [(3, True)],
     }[then]
 
 
-NOT_CONCERNED = [each for each in Phase if each not in (Phase.RUNNING, Phase.FINISHED)]
+NOT_CONCERNED = [phase for phase in Phase if phase not in (Phase.RUNNING, Phase.FINISHED)]
 
 
 @pytest.mark.parametrize(
     "status",
-    [hearing()._replace(round=2), *map(hearing, NOT_CONCERNED)],
+    [PolicyState(Phase.RUNNING, 2), *(PolicyState(phase, 3) for phase in NOT_CONCERNED)],
     ids=lambda status: f"{status.phase.name} {status.round}",
 )
-def test_what_is_told_of_another_round_changes_nothing(status: PolicyState) -> None:
+def test_events_of_another_round_change_nothing(status: PolicyState) -> None:
     for event in (HangFound(3, 2), HangReport(1, 3, "all sleep")):
         assert decide(status, event, [HangRules(600.0, OnHang.FAIL).rules()]) == (status, ())

@@ -1,12 +1,13 @@
-"""An agent and its workers that continue in their processes, between one round and the next."""
+"""Workers that continue in their processes from one round to the next, on the agent's side."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.process
 
 
 class Node:
-    """One agent's part, with two workers."""
+    """An agent with two workers."""
 
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
@@ -42,23 +43,23 @@ class Node:
         )
         self.group.notices = str(rounds.folder)
         self.held = HeldWorkers(self.group, GracePeriods())
-        self.enters(0)
+        self.enter_round(0)
         self.context = self.rounds.begin({0: 0, 1: 1})
 
-    def enters(self, round_: int) -> None:
+    def enter_round(self, round_: int) -> None:
         ranks = NodeRanks(0, 2, 0, 2)
         self.group.placement = Placement(round_, 0, 1, ranks, "127.0.0.1", 1, 0)
         self.held.begin(self.group)
 
-    def ends(self) -> None:
-        """The round is over, and its workers are out of it."""
+    def end_round(self) -> None:
+        """End the round, and wait until its workers are out of it."""
         assert self.held.all_announced()
         stop = self.held.begin_release(self.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
         if stop is not None:
             run_to_end(stop)
 
-    def starts(self) -> tuple[int, ...]:
-        """Start the workers of the round that was entered; returns who goes on."""
+    def start_workers(self) -> tuple[int, ...]:
+        """Start the workers of the entered round; returns the local ranks of those that continue."""
         context = self.rounds.make({0: 0, 1: 1})
         entered = self.held.enter(context)
         self.rounds.start(context, {0, 1}.difference(entered))
@@ -73,45 +74,44 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         yield Node(rounds)
 
 
-def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -> None:
+def test_a_round_that_ends_early_leaves_workers_waiting(node: Node) -> None:
     pids = node.context.pids()
-    node.ends()
-    node.enters(1)
-    node.ends()
+    node.end_round()
+    node.enter_round(1)
+    node.end_round()
     assert waiting(node.context) == {0, 1}
-    node.enters(2)
-    assert node.starts() == (0, 1)
+    node.enter_round(2)
+    assert node.start_workers() == (0, 1)
     assert node.context.pids() == pids
     until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
 
 
-def test_the_lines_of_a_worker_have_their_label_before_it_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it writes then may be shown at once."""
+def test_output_is_labelled_before_the_worker_enters(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     enter = WorkerChannel.enter
+
+    def enter_noted(*arguments: Any) -> bool:
+        order.append("enter")
+        return enter(*arguments)
+
     monkeypatch.setattr(WorkerOutput, "relabel", lambda *_: order.append("label"))
-
-    def told(channel: WorkerChannel, rank: int, round_: int, variables: Mapping[str, str | None]) -> bool:
-        order.append("told")
-        return enter(channel, rank, round_, variables)
-
-    monkeypatch.setattr(WorkerChannel, "enter", told)
-    node.ends()
-    node.enters(1)
-    assert node.starts() == (0, 1)
-    assert order == ["label", "told"] * 2
+    monkeypatch.setattr(WorkerChannel, "enter", enter_noted)
+    node.end_round()
+    node.enter_round(1)
+    assert node.start_workers() == (0, 1)
+    assert order == ["label", "enter"] * 2
 
 
-def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
+def test_a_worker_that_no_longer_reads_is_replaced(node: Node) -> None:
     pids = node.context.pids()
-    node.ends()
+    node.end_round()
     (node.rounds.folder / "inprocess.1").unlink()
     os.mkfifo(node.rounds.folder / "inprocess.1")
-    node.enters(1)
+    node.enter_round(1)
     left = [node.rounds.pid(name) for name in ("child.1", "other.1")]
     previous, context = node.context, node.rounds.make({0: 0, 1: 1})
     assert node.held.enter(context) == (0,)
-    assert not any(map(runs, (pids[1], *left))), "nothing of it runs beside its successor"
+    assert not any(map(runs, (pids[1], *left))), "none of its processes runs beside its successor"
     assert runs(pids[0])
     assert runs(node.rounds.pid("child.0"))
     assert not previous.held
@@ -120,22 +120,22 @@ def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     until(lambda: b"enter 1" in context.last_lines(0)())
 
 
-def test_nothing_of_workers_that_cannot_be_told_is_left(node: Node) -> None:
+def test_workers_that_cannot_be_notified_leave_nothing(node: Node) -> None:
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for round_ in (1, 2):
-        node.ends()
+        node.end_round()
         for rank in (0, 1):
             # As on a full disk, it cannot be written.
             (node.rounds.folder / f"round.{rank}.json").mkdir(exist_ok=True)
-        node.enters(round_)
-        assert node.starts() == ()
+        node.enter_round(round_)
+        assert node.start_workers() == ()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (before, threads)
 
 
 def test_only_the_owner_of_a_stop_steps_it(node: Node) -> None:
-    """Who else found it done would take its last wake-up away from the owner."""
+    """Another one that steps it when it is done takes the last wake-up away from the owner."""
     assert node.held.all_announced()
-    for pid in node.context.pids().values():  # or they might have left before the stop is looked at first
+    for pid in node.context.pids().values():  # or they might leave before the first look at the stop
         os.kill(pid, signal.SIGSTOP)
     stop = node.held.begin_release(node.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
     owner = WorkersStop(lambda: WorkersStopped(True, waiting=True))
@@ -146,14 +146,14 @@ def test_only_the_owner_of_a_stop_steps_it(node: Node) -> None:
         until(lambda rank=rank: (node.rounds.folder / f"left.{rank}.0").exists())  # type: ignore[misc]
     for _ in range(3):
         node.held.step()
-        assert node.held.preparing(), "as the owner has last seen it"
+        assert node.held.preparing(), "as of the owner's last step"
     found: list[WorkersStopped] = []
     while not found:
         until_readable(owner.fds(), min(TIMEOUT, owner.wake_at() - SYSTEM_CLOCK.monotonic()))
         found += owner.step()
     assert not node.held.preparing()
     assert not owner.in_progress
-    # It looks after those that wait: the end of one is swept, and is no event.
+    # The owner watches waiting workers: it sweeps what one leaves, without an event.
     os.kill(node.context.pids()[1], signal.SIGKILL)
     until(lambda: not runs(node.context.pids()[1]))
     child = node.rounds.pid("child.1")
@@ -175,13 +175,13 @@ def test_only_the_owner_of_a_stop_steps_it(node: Node) -> None:
     ],
     ids=["error", "crash", "killed", "new", "later", "after_a_step"],
 )
-def test_a_survivor_that_fails_at_once_ends_this_for_the_run(
+def test_a_survivor_that_fails_at_once_ends_continuation(
     node: Node, exitcode: int, survived: tuple[int, ...], seconds: float, progress: bool, ends: bool
 ) -> None:
     assert node.held.all_announced()
     node.group.survived = survived
     failure = ProcessFailure(1, 7, exitcode, "")
-    for _ in range(2):  # it may be found more than once
+    for _ in range(2):  # it may be noted more than once
         node.held.note_failures({1: failure}, seconds, progress=progress)
     assert node.held.all_announced() is not ends
     assert failure.context.count("still belongs to the previous round") == ends

@@ -1,4 +1,4 @@
-"""The evidence of a failure comes from the workers, and from no process that reuses a worker's pid."""
+"""The evidence of a failure comes from the workers, not from a process that reuses a worker's pid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def node_of(worker: WorkerFacts) -> NodeFacts:
     )
 
 
-def test_a_process_with_the_number_of_a_worker_that_has_ended_is_left_alone(tmp_path: Path) -> None:
+def test_a_process_that_reuses_the_pid_of_a_worker_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         try:
             worker = read_stat(other.pid)
@@ -49,7 +49,7 @@ def test_a_process_with_the_number_of_a_worker_that_has_ended_is_left_alone(tmp_
             running = PolicyState(Phase.RUNNING, 0)
             recorder.observe(running, RoundEnded(RoundEnd(0, Reason.FAILURE, "host")), running, ())
             recorder.close()
-            assert other.poll() is None, "nothing has waited for its end"
+            assert other.poll() is None
         finally:
             other.kill()
     written = tmp_path / "job" / "round-0" / "host-1"
@@ -57,42 +57,33 @@ def test_a_process_with_the_number_of_a_worker_that_has_ended_is_left_alone(tmp_
     assert not (written / "stacks.txt").exists()
 
 
-def test_no_file_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
-    """It may be in whatever a program says: its exception, its output, its error file."""
-    said = "cannot reach postgres://me:hunter2@db/x with --password hunter2"
+def test_bundles_have_no_secrets(tmp_path: Path) -> None:
+    """They may be in an exception, an output and an error file."""
+    text = "cannot reach postgres://me:hunter2@db/x with --password hunter2"
     for name in ("out", "err", "error.json"):
-        (tmp_path / name).write_text(f'{{"message": "{said}", "api_key": "hunter2"}}\n')
-    failure = ProcessFailure(0, 7, 1, str(tmp_path / "error.json"), last_lines=said.encode())
-    cause = Cause(0, 0, "host", 7, 1, said, said, 0.0, "")
+        (tmp_path / name).write_text(f'{{"message": "{text}", "api_key": "hunter2"}}\n')
+    failure = ProcessFailure(0, 7, 1, str(tmp_path / "error.json"), last_lines=text.encode())
+    cause = Cause(0, 0, "host", 7, 1, text, text, 0.0, "")
     out, err, error = (str(tmp_path / name) for name in ("out", "err", "error.json"))
-    worker = WorkerFacts(0, 0, 7, 1, out, err, error, {"NCCL_TOKEN": "hunter2", "DB": "hunter2"}, said.encode)
+    worker = WorkerFacts(0, 0, 7, 1, out, err, error, {"NCCL_TOKEN": "hunter2", "DB": "hunter2"}, text.encode)
     facts = node_of(worker)._replace(failures={0: failure})
-    incident = Incident(0, "failure", said, ends_job=True, cause=cause)
-    pieces = {each.name: each.data for each in pieces_of(facts, incident)}
+    incident = Incident(0, "failure", text, ends_job=True, cause=cause)
+    pieces = {piece.name: piece.data for piece in pieces_of(facts, incident)}
     summary = json.dumps(summary_of(incident, facts))
     assert {"failure.txt", "system.txt", "environment.txt", "workers/rank_0/stdout.txt"} < set(pieces)
     assert [name for name, data in {**pieces, "incident.json": summary.encode()}.items() if b"hunter2" in data] == []
     assert "cannot reach postgres" in summary
 
 
-def _nvidia_smi(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-
-
-def test_the_state_of_the_gpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_gpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_pieces() == []
-    _nvidia_smi(tmp_path, 'echo "GPU UUID: GPU-aaaa1111-0000 $*"')
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "GPU UUID: GPU-aaaa1111-0000 $*"\n')
+    program.chmod(0o755)
     (piece,) = gpu_pieces()
-    assert piece.name == "nvidia-smi.txt"
-    assert piece.data == b"GPU UUID: GPU-aaaa1111-0000 -q\n"
-
-
-def test_a_driver_that_hangs_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (piece.name, piece.data) == ("nvidia-smi.txt", b"GPU UUID: GPU-aaaa1111-0000 -q\n")
     monkeypatch.setattr("rallypoint.features.incidents._SMI_TIMEOUT", 0.1)
-    _nvidia_smi(tmp_path, "exec sleep 600")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    program.write_text("#!/bin/sh\nexec /bin/sleep 600\n")
     (piece,) = gpu_pieces()
     assert b"did not answer within 0.1 s" in piece.data

@@ -1,4 +1,4 @@
-"""What an agent keeps when a job ends: the report, and each worker's last output."""
+"""The report and each worker's last output, which an agent keeps when a job ends."""
 
 from __future__ import annotations
 
@@ -42,27 +42,18 @@ class Output:
 
 
 class Workers:
-    """As much of an agent, and of the processes of its workers, as is looked at."""
+    """The parts of an agent and of its workers' processes that a report needs."""
 
     began_at = BEGAN
-    exit_codes: dict[int, int]
     stopped = ()
 
     def __init__(self, outputs: Sequence[Output]) -> None:
-        self._outputs = outputs
         self.pcontext = self
         self.exit_codes = dict.fromkeys(range(len(outputs)), 0)
-
-    def poll(self) -> None: ...
-
-    def program_pids(self) -> dict[int, int]:
-        return {rank: 100 + rank for rank in range(len(self._outputs))}
-
-    def global_ranks(self) -> dict[int, int]:
-        return {rank: 8 + rank for rank in range(len(self._outputs))}
-
-    def output(self, rank: int) -> Output:
-        return self._outputs[rank]
+        self.poll = lambda: None
+        self.program_pids = lambda: {rank: 100 + rank for rank in range(len(outputs))}
+        self.global_ranks = lambda: {rank: 8 + rank for rank in range(len(outputs))}
+        self.output = outputs.__getitem__
 
 
 def keep(*outputs: Output, error: BaseException | None = None) -> KeptReport:
@@ -74,40 +65,35 @@ def keep(*outputs: Output, error: BaseException | None = None) -> KeptReport:
     return kept
 
 
-def test_what_was_written_is_kept_as_a_person_saw_it() -> None:
+def test_output_is_kept_as_a_terminal_shows_it() -> None:
     stdout = b"\x1b[31mred\x1b[0m\n\nrank: 9\n  indented\n\ttab\n10%\r20%\nstdout:\n\xff\x07\n"
     kept = keep(Output(stdout, b""), error=ValueError("one\n\ntwo"))
     shown = ("red", "", "rank: 9", "  indented", "        tab", "20%", "stdout:", "\ufffd?")
-    assert kept == KeptReport(
-        os.uname().nodename,
-        3,
-        False,
-        ("one", "", "two"),
-        (RankEnd(8, 0, 100, 0, "succeeded", "", "", shown, ()),),
-    )
+    rank = RankEnd(8, 0, 100, 0, "succeeded", "", "", shown, ())
+    assert kept == KeptReport(os.uname().nodename, 3, False, ("one", "", "two"), (rank,))
 
 
 @pytest.mark.parametrize("count", [1, 8, 64, 300])
-def test_a_file_is_bounded(folder: Path, count: int) -> None:
+def test_reports_are_bounded(folder: Path, count: int) -> None:
     much = b"".join(b"%09d\n" % number for number in range(6500))
     kept = keep(*[Output(much, b"x" * 60000 + b"\nlast\n")] * count)
-    assert all((each.stdout[-1], each.stderr[-1]) == ("000006499", "last") for each in kept.ranks)
+    assert all((rank.stdout[-1], rank.stderr[-1]) == ("000006499", "last") for rank in kept.ranks)
     (file,) = folder.iterdir()
     assert file.stat().st_size < 1.25 * 1024 * 1024
-    assert all(len("\n".join((*each.stdout, *each.stderr))) <= 64 * 1024 for each in kept.ranks)
+    assert all(len("\n".join((*rank.stdout, *rank.stderr))) <= 64 * 1024 for rank in kept.ranks)
 
 
-def test_the_file_is_private_and_holds_so_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_private_and_few(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 3)
     keep()
-    ours, now = {each.name for each in folder.iterdir()}, time.time()
+    ours, now = {path.name for path in folder.iterdir()}, time.time()
     for number, age in enumerate((10, 20, 30, 8 * 86400)):
         name = f"report-0000000000000{number}-7{'.7.0123456789abcdef' if number == 1 else ''}"
         (folder / name).write_text("other")
         os.utime(folder / name, (now - age, now - age))
     (folder / "report").write_text("not ours")
     keep()
-    kept = {each.name for each in folder.iterdir()}
+    kept = {path.name for path in folder.iterdir()}
     assert kept == {*ours, "report-00000000000000-7", "report-00000000000001-7.7.0123456789abcdef", "report"}
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / ours.pop()).stat().st_mode & 0o777 == 0o600
@@ -119,14 +105,7 @@ def test_the_file_is_private_and_holds_so_many(folder: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "damage", [b"", b"  x\n", b"host: a\nround: x\n", b"\xff", b"host: \x1b[2J\n", b"x" * 3_000_000]
 )
-def test_what_is_no_report_is_passed_over(folder: Path, damage: bytes) -> None:
-    keep()
-    (file,) = folder.iterdir()
-    file.write_bytes(damage)
-    assert kept_report(JOB) is None
-
-
-def test_neither_a_link_nor_a_folder_of_others_is_believed(folder: Path) -> None:
+def test_invalid_reports_links_and_open_folders_are_ignored(folder: Path, damage: bytes) -> None:
     keep()
     (file,) = folder.iterdir()
     moved = file.rename(folder.parent / "elsewhere")
@@ -137,10 +116,13 @@ def test_neither_a_link_nor_a_folder_of_others_is_believed(folder: Path) -> None
     assert kept_report(JOB) is not None
     folder.chmod(0o750)
     assert kept_report(JOB) is None
+    folder.chmod(0o700)
+    file.write_bytes(damage)
+    assert kept_report(JOB) is None
 
 
 @pytest.mark.process
-def test_a_launch_keeps_its_report(capfd: pytest.CaptureFixture[str]) -> None:
+def test_launches_keep_reports(capfd: pytest.CaptureFixture[str]) -> None:
     from rallypoint import LaunchConfig
 
     config = LaunchConfig(1, 1, 2, run_id="launched", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
@@ -154,6 +136,9 @@ def test_a_launch_keeps_its_report(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ChildFailedError) as failed:
         elastic_launch(config, sys.executable)("-c", program)
     (ended,) = ended_jobs()
+    assert (ended.outcome, ended.job.job, ended.round) == ("failed", "launched", 0)
+    assert ended.detail.startswith("rank 1 failed on ")
+    assert 0 <= ended.seconds < 60
     kept = kept_report(ended.job)
     assert kept is not None
     assert kept.has_cause
@@ -176,7 +161,7 @@ os.kill(int(os.environ["AGENT"]), 9)
 
 
 @pytest.mark.process
-def test_an_agent_that_is_killed_has_kept_the_last_failure(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_agent_has_kept_the_last_failure(folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLED)
     command = [sys.executable, "-c", "import os\nos.environ['AGENT'] = str(os.getpid())\n", "--max-restarts=1"]

@@ -13,8 +13,10 @@ from rallypoint.rendezvous.params import RendezvousParameters
 
 
 @pytest.fixture(autouse=True)
-def _no_timeout_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No timeout in the environment; a machine with eight processors."""
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
 
 
 @pytest.mark.parametrize(
@@ -32,27 +34,21 @@ def test_rendezvous_timeout(configs: dict[str, object], timeout: int, after: dic
     assert configs == before
 
 
-def test_shutdown_timeout_comes_from_the_field_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 7
     assert LaunchConfig(1, 1, 1, shutdown_timeout=0).shutdown_timeout == 0
+    for text in ("abc", "", "-1", "1.5"):
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
+        with pytest.raises(UserError, match=f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT='{text}'"):
+            LaunchConfig(1, 1, 1)
 
 
-@pytest.mark.parametrize("text", ["abc", "", "-1", "1.5"])
-def test_bad_shutdown_timeout_in_the_environment(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
-    with pytest.raises(UserError, match=f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT='{text}'"):
-        LaunchConfig(1, 1, 1)
-
-
-def test_a_password_is_not_described() -> None:
+def test_descriptions_hide_passwords() -> None:
     config = LaunchConfig(1, 1, 1, run_id="job", rdzv_configs={"user": "me", "password": "secret"})
     text = describe(config, "train.py")
     assert "secret" not in text
     assert "'user': 'me', 'password': '...'" in text
-
-
-# Agents of one job on one machine: one of them says that OMP_NUM_THREADS is not set
 
 
 WARNING = "is running on this machine and OMP_NUM_THREADS is not set"
@@ -64,21 +60,15 @@ def agents() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.fixture(autouse=True)
-def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
-
-
 def job(run_id: str = "", endpoint: str = "localhost:29400") -> RendezvousParameters:
     return RendezvousParameters("c10d", endpoint, run_id or uuid.uuid4().hex, 1, 4)
 
 
-def test_the_second_of_many_warns(agents: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_second_agent_of_a_host_warns(agents: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     mine = job()
     agents.enter_context(register_on_host(mine, {}))
     assert not caplog.text
-    # Elsewhere the endpoint has another name for the host.
-    agents.enter_context(register_on_host(job(mine.run_id, "127.0.0.1:29400"), {}))
+    agents.enter_context(register_on_host(job(mine.run_id, "127.0.0.1:29400"), {}))  # the same endpoint
     assert f"another agent of job {mine.run_id!r} {WARNING}" in caplog.text
     assert "threads for all 8 processors" in caplog.text
     assert "OMP_NUM_THREADS=4" in caplog.text
@@ -86,23 +76,17 @@ def test_the_second_of_many_warns(agents: ExitStack, caplog: pytest.LogCaptureFi
     assert caplog.text.count(WARNING) == 1
 
 
-def test_nobody_warns_where_there_is_no_need(
+def test_no_warning_without_need(
     agents: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = job()
-    agents.enter_context(register_on_host(mine, {}))
+    with register_on_host(mine, {}):
+        pass
+    agents.enter_context(register_on_host(mine, {}))  # the first one has ended
     for other in (job(), job(mine.run_id, "localhost:29401")):
         agents.enter_context(register_on_host(other, {}))
     with register_on_host(mine, {"OMP_NUM_THREADS": "2"}):
         pass
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8, 16)))
-    agents.enter_context(register_on_host(mine, {}))  # bound to processors of its own
-    assert not caplog.text
-
-
-def test_an_agent_that_has_ended_is_no_neighbor(caplog: pytest.LogCaptureFixture) -> None:
-    mine = job()
-    for _ in range(2):
-        with register_on_host(mine, {}):
-            pass
+    agents.enter_context(register_on_host(mine, {}))  # bound to other processors
     assert not caplog.text

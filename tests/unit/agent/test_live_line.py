@@ -1,4 +1,4 @@
-"""The line of a waiting agent on a terminal, among the lines of others."""
+"""The live line of a waiting agent on a terminal, among other lines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.base.stderr import STDERR_LOCK, print_error_line
-from rallypoint.control.membership.state import NodeRanks
-from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText
+from rallypoint.control.protocol.messages import Progress, ProgressText
 from rallypoint.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.observe.rendezvous_log import live_words
 from rallypoint.workers.logs.console import ConsoleStream, open_sinks
+from tests.unit.agent.test_policy import placed
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 WORDS = ("waiting for nodes: 27 of 32 joined", "missing at least 5")
@@ -44,7 +44,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def screen(data: bytes) -> list[str]:
-    """The lines of a terminal to which this was written."""
+    """The lines that a terminal wait_for."""
     lines = [""]
     for part in re.split(r"(\n|\r\x1b\[K|\r)", data.decode().replace("\r\n", "\n")):
         if part == "\n":
@@ -56,30 +56,32 @@ def screen(data: bytes) -> list[str]:
     return lines
 
 
-def shows(reading: int, lines: list[str]) -> None:
-    """What is written from now on comes to these lines; a terminal hands it over in pieces."""
+def wait_for(reading: int, lines: list[str]) -> None:
+    """Wait until the terminal wait_for these lines."""
     data = b""
     while screen(data) != lines:
         assert select.select([reading], [], [], 10.0)[0], f"{screen(data)} instead of {lines}"
         data += os.read(reading, 4096)
 
 
-def test_the_line_is_rewritten_in_place_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_is_rewritten_in_place_and_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as reading:
         assert shows_live_line()
         line = LiveLine(100.0)
         line.show(WORDS, 141.0)
-        shows(reading, ["waiting for nodes: 27 of 32 joined, 41 s, missing at least 5"])
+        wait_for(reading, ["waiting for nodes: 27 of 32 joined, 41 s, missing at least 5"])
         line.redraw(142.0)
-        shows(reading, ["waiting for nodes: 27 of 32 joined, 42 s, missing at least 5"])
+        wait_for(reading, ["waiting for nodes: 27 of 32 joined, 42 s, missing at least 5"])
         line.end()
         line.end()
         line.redraw(143.0)
         os.write(2, b".")
-        shows(reading, ["."])
+        wait_for(reading, ["."])
+        monkeypatch.setenv("TERM", "dumb")
+        assert not shows_live_line(), "a dumb terminal cannot rewrite"
 
 
-def test_lines_of_others_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_lines_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as reading:
         sinks = open_sinks(2, 2)
         worker = ConsoleStream(sinks[-1], 1)
@@ -95,14 +97,7 @@ def test_lines_of_others_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         print_error_line("the last")
         for sink in sinks:
             sink.close()
-        shows(reading, ["W a line of the log", "[default0]:a worker's line", "a line that is not", "the last", ""])
-
-
-def test_a_terminal_that_cannot_rewrite_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch):
-        monkeypatch.setenv("TERM", "dumb")
-        assert not shows_live_line()
-    assert not os.isatty(2) or os.environ.get("TERM") != "dumb"
+        wait_for(reading, ["W a line of the log", "[default0]:a worker's line", "a line that is not", "the last", ""])
 
 
 @pytest.mark.parametrize("width", [20, 40, 61, 200])
@@ -121,12 +116,12 @@ def test_the_line_fits_the_terminal(width: int) -> None:
         (FORMING._replace(complete=True), "waiting for the next round", "round 0 runs with 27 nodes"),
     ],
 )
-def test_what_is_waited_for(progress: Progress, before: str, after: str) -> None:
+def test_live_words(progress: Progress, before: str, after: str) -> None:
     assert live_words(progress) == (before, after)
 
 
-def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may write to the same terminal, with no thought of what stands there."""
+def test_the_line_is_erased_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may write to the same terminal."""
     shown: list[bool] = []
 
     class Workers(ThreadWorkers):
@@ -139,8 +134,7 @@ def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) ->
         loop = AgentLoop(workers)
         loop._hear(ProgressText("1 of 2", warning=False, live=WORDS))
         assert STDERR_LOCK.shows_live_line
-        ranks = NodeRanks(0, 1, 0, 1)
-        loop._hear(Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0)))
+        loop._hear(placed(0))
         list(loop._actions.step())
         workers.join()
         loop._mailbox.close()

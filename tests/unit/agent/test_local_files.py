@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Workers:
-    """As much of an agent as its file needs."""
+    """The parts of an agent that its file needs."""
 
     began_at = JOB.began
 
@@ -42,33 +42,30 @@ class Workers:
         class spec:
             get_program_name = staticmethod(lambda: JOB.script)
 
-    def __init__(self, job: LocalJob | None = JOB) -> None:
+    def __init__(self, job: LocalJob = JOB) -> None:
         self.rendezvous = self
         self.job = job
         self.asked = 0
         self.listener: socket.socket | None = None
         self.served = threading.Event()
 
-    def local_job(self) -> LocalJob | None:
+        self.open_to_commands = lambda: self.listener
+        self.serve_commands = self.served.set
+
+    def local_job(self) -> LocalJob:
         self.asked += 1
         return self.job
-
-    def open_to_commands(self) -> socket.socket | None:
-        return self.listener
-
-    def serve_commands(self) -> None:
-        self.served.set()
 
 
 @contextmanager
 def running(workers: Workers | None = None) -> Iterator[Workers]:
-    """An agent's file, once it is there."""
+    """Keep an agent's file; waits until it exists."""
     workers = workers or Workers()
     written = LocalFile(workers)  # type: ignore[arg-type]
     written.open()
     try:
-        if workers.job is not None and workers.job.endpoint:
-            until(lambda: workers.job in list(local_jobs()), "the file is there")
+        if workers.job.endpoint:
+            until(lambda: workers.job in list(local_jobs()), "the file exists")
         yield workers
     finally:
         written.close()
@@ -78,43 +75,38 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-def test_a_job_is_found_while_its_agent_runs(folder: Path) -> None:
+def test_jobs_are_found_while_their_agents_run(folder: Path) -> None:
     with running():
         assert list(local_jobs()) == list(local_jobs(own=True)) == [JOB]
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert [each.stat().st_mode & 0o777 for each in files(folder)] == [0o600]
+        assert [path.stat().st_mode & 0o777 for path in files(folder)] == [0o600]
     assert list(local_jobs()) == []
     assert files(folder) == []
 
 
-def test_what_a_killed_agent_has_left_is_not_found_and_is_removed(folder: Path) -> None:
+def test_files_of_killed_agents_become_records(folder: Path) -> None:
     with running():
         (mine,) = files(folder)
-        lost = mine.read_bytes().replace(b"pid: %d\n" % os.getpid(), b"pid: 7\n")
+        data = mine.read_bytes()
+        lost = data.replace(b"pid: %d\n" % os.getpid(), b"pid: 7\n")
         for name in (f"running-7-{'0' * 16}", f"running-7-{'1' * 16}", "running"):
             (folder / name).write_bytes(lost)
         assert list(local_jobs()) == [JOB]
         record, other, kept = files(folder)
-        assert [other.name, kept.name] == ["running", mine.name], "what has another name stays"
+        assert [other.name, kept.name] == ["running", mine.name], "files with other names stay"
         assert record.stat().st_mode & 0o777 == 0o600
     (ended,) = ended_jobs()
-    assert (ended.job, ended.outcome, ended.round) == (JOB._replace(pid=7), "killed", -1), "once"
+    assert (ended.job, ended.outcome, ended.round) == (JOB._replace(pid=7), "killed", -1), "there is one record"
     assert ended.detail.startswith("all of its processes on this machine were killed at once")
-
-
-def test_what_an_agent_has_left_that_has_a_record_is_removed_alone(folder: Path) -> None:
-    with running():
-        (mine,) = files(folder)
-        text = mine.read_bytes()
     for _ in range(2):
-        (folder / mine.name).write_bytes(text)
+        mine.write_bytes(data)
         assert list(local_jobs()) == []
-    assert len(files(folder)) == 1
+    assert len(files(folder)) == 3, "and one record of this agent"
 
 
 @pytest.mark.parametrize("given", ["secret", "token"])
-def test_who_may_read_it_gets_the_jobs_token(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    """With it, commands are taken; the secret itself, which is other jobs' too, is not told."""
+def test_the_file_has_the_token_of_the_job(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """It admits commands; the secret, which other jobs share, is not in the file."""
     text = new_secret()
     expected = token(Secret((text,)), "job")
     monkeypatch.setattr("rallypoint.base.secrets._taken", {SECRET: text if given == "secret" else expected})
@@ -126,8 +118,8 @@ def test_who_may_read_it_gets_the_jobs_token(monkeypatch: pytest.MonkeyPatch, gi
         assert expected not in str(list(local_jobs()))
 
 
-def test_the_secret_is_read_once_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file may be replaced, or mounted anew, while the job runs."""
+def test_the_secret_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file may be replaced while the job runs."""
     file, text = tmp_path / "secret", new_secret()
     file.write_text(text)
     file.chmod(0o600)
@@ -140,7 +132,7 @@ def test_the_secret_is_read_once_at_the_start(tmp_path: Path, monkeypatch: pytes
         read_job_secret()
 
 
-def test_an_agent_whose_endpoint_is_unknown_is_not_shown_and_tries_again(
+def test_agents_without_an_endpoint_are_not_shown_and_try_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_SOON", 0.001)
@@ -149,28 +141,22 @@ def test_an_agent_whose_endpoint_is_unknown_is_not_shown_and_tries_again(
         until(lambda: workers.asked > 2, "it has looked again")
         assert list(local_jobs()) == []
         workers.job = JOB
-        until(lambda: list(local_jobs()) == [JOB], "the file is there")
-    assert not caplog.text, "a node check may come first: nothing is wrong"
+        until(lambda: list(local_jobs()) == [JOB], "the file exists")
+    assert not caplog.text, "a node check may come first"
 
 
-def test_a_file_that_was_removed_is_written_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_DAY", 0.01)
-    with running():
-        first = files(folder)[0].name
-        with user_folders(os.geteuid()) as ((fd, _),):
-            os.unlink(first, dir_fd=fd)
-        until(lambda: list(local_jobs()) == [JOB], "the file is there again")
-
-
-def test_a_file_is_not_as_old_as_its_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is old is removed from many a folder of temporary files."""
+def test_files_are_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines remove old files from folders of temporary files."""
     monkeypatch.setattr(module, "_DAY", 0.01)
     with running():
         os.utime(files(folder)[0], (1.0, 1.0))
         until(lambda: files(folder)[0].stat().st_mtime > 1e9, "it has a new time")
+        with user_folders(os.geteuid()) as ((fd, _),):
+            os.unlink(files(folder)[0].name, dir_fd=fd)
+        until(lambda: list(local_jobs()) == [JOB], "it was written again")
 
 
-def test_the_server_starts_when_somebody_connects() -> None:
+def test_the_server_starts_at_the_first_connection() -> None:
     workers = Workers()
     with socket.create_server(("127.0.0.1", 0)) as workers.listener, running(workers):
         assert not workers.served.is_set()
@@ -178,42 +164,36 @@ def test_the_server_starts_when_somebody_connects() -> None:
             assert workers.served.wait(60)
 
 
-def test_a_server_that_cannot_start_is_tried_again_and_not_at_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_starts_are_retried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
-    workers, tries, third = Workers(), [0], threading.Event()
+    workers, tries = Workers(), list[int]()
 
     def serve() -> None:
-        tries[0] += 1
-        if tries[0] >= 3:
-            third.set()
+        tries.append(1)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(workers, "serve_commands", serve)
+    workers.serve_commands = serve
     with (
         socket.create_server(("127.0.0.1", 0)) as workers.listener,
         running(workers),
         socket.create_connection(workers.listener.getsockname()),
     ):
-        assert third.wait(60)
-    assert caplog.text.count("Too many open files") == 1, "it is said once"
-    assert tries[0] < 10, "the pauses grow"
+        until(lambda: len(tries) >= 3, "it was tried three times")
+    assert caplog.text.count("Too many open files") == 1
+    assert len(tries) < 10, "the pauses grow"
 
 
-def test_without_a_thread_the_job_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_job_continues_without_a_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    written = LocalFile(Workers())  # type: ignore[arg-type]
-    written.open()
-    written.close()
-    written.close()
+    with running(Workers(JOB._replace(endpoint=""))):
+        pass
     assert "can't start new thread" in caplog.text
 
 
-def test_a_disk_that_does_not_answer_delays_the_end_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_delays_the_end_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.01)
     answers, asked = threading.Event(), threading.Event()
 
@@ -234,9 +214,7 @@ def test_a_disk_that_does_not_answer_delays_the_end_for_a_moment(monkeypatch: py
 
 @contextmanager
 def held(path: Path, data: bytes) -> Iterator[Path]:
-    """A file that a process holds, as an agent does: it has the name once it is held, or an agent that has just
-    started would remove it.
-    """
+    """A file that a process holds, as an agent does. It gets its name when it is held: agents remove others."""
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(data)
     with open(draft, "rb") as file:
@@ -246,23 +224,18 @@ def held(path: Path, data: bytes) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-BAD = [
-    ("job", b"\x1b[2J"),
-    ("script", b"\xff"),
-    ("endpoint", b"x" * 17000),
-    ("pid", b"9" * 5000),
-    ("pid", b"0"),
-    ("pid", b"-1"),
-    ("pid", b"4294967297"),
-    ("began", b"nan"),
-    ("began", b"inf"),
-    ("began", b"-1e300"),
-    ("began", b"long ago"),
-]
+BAD: dict[str, list[bytes]] = {
+    "job": [b"\x1b[2J"],
+    "script": [b"\xff"],
+    "endpoint": [b"x" * 17000],
+    "pid": [b"9" * 5000, b"0", b"-1", b"4294967297"],
+    "began": [b"nan", b"inf", b"-1e300", b"long ago"],
+    "network": [b"1"],  # another loopback
+}
 
 
-@pytest.mark.parametrize(("field", "value"), BAD)
-def test_what_no_agent_writes_is_passed_over(folder: Path, field: str, value: bytes) -> None:
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
+def test_invalid_files_are_ignored(folder: Path, field: str, value: bytes) -> None:
     with running():
         good = files(folder)[0].read_bytes()
         other = folder / f"running-7-{'0' * 16}"
@@ -275,15 +248,7 @@ def test_what_no_agent_writes_is_passed_over(folder: Path, field: str, value: by
                 assert list(local_jobs()) == [JOB]
 
 
-def test_an_agent_in_another_network_is_not_found(folder: Path) -> None:
-    """Its loopback is another."""
-    with running():
-        good = files(folder)[0].read_bytes()
-        with held(folder / f"running-7-{'0' * 16}", re.sub(rb"network: \d+", b"network: 1", good)):
-            assert list(local_jobs()) == [JOB]
-
-
-def test_what_is_no_file_is_passed_over(folder: Path, tmp_path: Path) -> None:
+def test_links_pipes_and_folders_are_ignored(folder: Path, tmp_path: Path) -> None:
     with running(), held(tmp_path / "elsewhere", files(folder)[0].read_bytes()) as elsewhere:
         (folder / f"running-7-{'0' * 16}").symlink_to(elsewhere)
         os.mkfifo(folder / f"running-8-{'0' * 16}")
@@ -291,11 +256,11 @@ def test_what_is_no_file_is_passed_over(folder: Path, tmp_path: Path) -> None:
         assert list(local_jobs()) == [JOB]
 
 
-def test_a_folder_that_others_may_enter_is_not_used(folder: Path) -> None:
+def test_folders_open_to_others_are_not_used(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     with running():
         assert files(folder) == []
-        (second,) = (each for each in folder.parent.iterdir() if each != folder)
+        (second,) = (path for path in folder.parent.iterdir() if path != folder)
         assert re.fullmatch(rf"{folder.name}-[0-9a-f]{{16}}", second.name)
         with running():
             until(lambda: list(local_jobs()) == [JOB, JOB], "both are found")
@@ -305,9 +270,7 @@ def test_a_folder_that_others_may_enter_is_not_used(folder: Path) -> None:
         second.chmod(0o700)
 
 
-def test_without_the_variable_a_job_is_found_whatever_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_found_whatever_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER)
     monkeypatch.setattr(job_folders, "_SHARED", str(tmp_path / "shared"))
     for name in ("shared", "one", "other"):
@@ -316,6 +279,6 @@ def test_without_the_variable_a_job_is_found_whatever_the_temporary_folder(
     with running():
         monkeypatch.setenv("TMPDIR", str(tmp_path / "other"))
         assert list(local_jobs()) == [JOB]
-    (tmp_path / "shared").rename(tmp_path / "away")  # as where there is no such folder
+    (tmp_path / "shared").rename(tmp_path / "away")
     with running():
-        assert [each.name for each in (tmp_path / "other").iterdir()] == [f"rallypoint-{os.geteuid()}"]
+        assert [path.name for path in (tmp_path / "other").iterdir()] == [f"rallypoint-{os.geteuid()}"]

@@ -1,4 +1,4 @@
-"""The agent's loop, with a worker that ends at a chosen moment."""
+"""The agent's loop, with workers that end at chosen moments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,47 @@ from rallypoint.control.coordinator.dispatcher import LocalLink
 from rallypoint.control.membership.state import Fail, Succeed
 from rallypoint.control.protocol.messages import JoinRequest, NextStore, Request
 from rallypoint.failures.cause import Ending
+from rallypoint.failures.failure import ProcessFailure
 from rallypoint.features.preemption.rules import PreemptionRequested
+from rallypoint.observe.telemetry import metrics
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_stopping import TIMEOUT
+from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.compat.test_subclass import ours
+from tests.unit.telemetry.test_agent import MemoryMetrics
 
 pytestmark = pytest.mark.process
 
 
+FAILS_ONCE = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+
+
+class Workers(WorkerController):
+    """One worker; starts after the first round raise these errors, one after the other."""
+
+    def __init__(self, folder: Path, *args: str, max_restarts: int = 1, errors: Sequence[Exception] = ()) -> None:
+        args = args or ("-c", FAILS_ONCE)
+        of = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=args, max_restarts=max_restarts)
+        super().__init__(of, rendezvous_of(of), GracePeriods(), DefaultLogsSpecs(str(folder)))
+        self.errors = [*errors]
+        self.loop = AgentLoop(self)
+
+    def start(self) -> None:
+        if self.started_at and self.errors:
+            raise self.errors.pop(0)
+        super().start()
+
+    def run(self) -> RunResult:
+        try:
+            return self.loop.run(())
+        finally:
+            self.rendezvous.shutdown()
+            self.close()
+
+
 class EndsTheWorker(Source):
-    """Preempts the job once its worker runs; lets the worker end once it is asked to save, and waits until it has."""
+    """Preempts the job when its worker runs, then lets the worker end, and waits for that."""
 
     def __init__(self, workers: WorkerController, gate: Path) -> None:
         self._workers = workers
@@ -53,96 +84,58 @@ class EndsTheWorker(Source):
         return []
 
 
-def test_a_worker_that_ends_after_the_look_at_exits_has_finished_and_not_saved(tmp_path: Path) -> None:
+def test_a_worker_that_ends_after_the_last_look_has_finished(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    code = "import sys; open(sys.argv[1]).read()"
-    spec = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=("-c", code, str(gate)))
-    workers = WorkerController(spec, rendezvous_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
-    loop = AgentLoop(workers)
+    workers = Workers(tmp_path, "-c", "import sys; open(sys.argv[1]).read()", str(gate), max_restarts=3)
     between = EndsTheWorker(workers, gate)
     workers.sources.insert(workers.sources.index(workers.folder), between)
-    try:
-        result = loop.run(())
-    finally:
-        workers.rendezvous.shutdown()
-        workers.close()
+    assert workers.run().state is WorkerState.SUCCEEDED
     assert between.ended
-    assert result.state is WorkerState.SUCCEEDED
 
 
 def test_a_node_requests_its_place_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failure it keeps it, with the worker store that it has told while its workers ran."""
-    said: list[type] = []
+    """After a failure it keeps its place, with the worker store that it announced while its workers ran."""
+    sent: list[type] = []
     send = LocalLink.send
 
     def recorded(link: LocalLink, request: Request) -> None:
-        said.append(type(request))
+        sent.append(type(request))
         send(link, request)
 
     monkeypatch.setattr(LocalLink, "send", recorded)
-    code = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
-    spec = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=("-c", code), max_restarts=1)
-    workers = WorkerController(spec, rendezvous_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
-    try:
-        result = AgentLoop(workers).run(())
-    finally:
-        workers.rendezvous.shutdown()
-        workers.close()
-    assert result.state is WorkerState.SUCCEEDED
-    assert said == [JoinRequest, NextStore, Fail, Succeed]
+    assert Workers(tmp_path).run().state is WorkerState.SUCCEEDED
+    assert sent == [JoinRequest, NextStore, Fail, Succeed]
 
 
-class Starts(WorkerController):
-    """Its program fails in the first round; then its starts raise these errors, one after the other."""
-
-    def __init__(self, folder: Path, errors: list[Exception], max_restarts: int = 1) -> None:
-        code = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
-        of = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=("-c", code), max_restarts=max_restarts)
-        super().__init__(of, rendezvous_of(of), GracePeriods(), DefaultLogsSpecs(str(folder)))
-        self.errors = errors
-
-    def start(self) -> None:
-        if self.started_at and self.errors:
-            raise self.errors.pop(0)
-        super().start()
-
-    def run(self) -> RunResult:
-        try:
-            return AgentLoop(self).run(())
-        finally:
-            self.rendezvous.shutdown()
-            self.close()
-
-
-def test_a_shortage_at_a_restart_is_waited_out(tmp_path: Path) -> None:
-    shortage = [OSError(errno.EAGAIN, "no process"), RuntimeError("can't start new thread"), MemoryError()]
-    workers = Starts(tmp_path, list(shortage))
+@pytest.mark.parametrize(
+    ("errors", "max_restarts"),
+    [
+        ([OSError(errno.EAGAIN, "no process"), RuntimeError("can't start new thread"), MemoryError()], 1),
+        ([UserError("gone for a moment")], 2),
+    ],
+    ids=["shortages are waited out", "other errors use a restart"],
+)
+def test_errors_at_a_restart(tmp_path: Path, errors: list[Exception], max_restarts: int) -> None:
+    workers = Workers(tmp_path, max_restarts=max_restarts, errors=errors)
     assert workers.run().state is WorkerState.SUCCEEDED
     assert not workers.errors
 
 
-def test_a_node_that_cannot_start_its_workers_again_fails_with_the_cause(tmp_path: Path) -> None:
-    result = Starts(tmp_path, [UserError("the program is gone")]).run()
+def test_an_error_at_the_start_of_workers_fails_the_node(tmp_path: Path) -> None:
+    result = Workers(tmp_path, errors=[UserError("the program is gone")]).run()
     assert result.state is WorkerState.FAILED
     assert result.cause is not None
     assert result.cause.message == "its workers cannot be started: the program is gone"
     assert result.cause.ending is Ending.INFRASTRUCTURE
-
-
-def test_the_failure_to_start_them_again_uses_a_restart(tmp_path: Path) -> None:
-    assert Starts(tmp_path, [UserError("gone for a moment")], max_restarts=2).run().state is WorkerState.SUCCEEDED
-
-
-def test_in_the_first_round_the_error_ends_the_agent(tmp_path: Path) -> None:
-    workers = Starts(tmp_path, [])
+    workers = Workers(tmp_path)
     workers.group.spec.entrypoint = str(tmp_path / "missing")
-    with pytest.raises(UserError, match="was not found"):
+    with pytest.raises(UserError, match="was not found"):  # in the first round, it ends the agent
         workers.run()
 
 
-def test_the_progress_of_a_round_is_reported_before_the_next_one_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request may complete that round, whose workers are measured by what was known then."""
+def test_progress_is_reported_before_the_next_place_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request may complete the next round, which measures workers by what it knows then."""
     workers = ThreadWorkers(lambda rank, start, stopping: rank)
     calls: list[str] = []
     monkeypatch.setattr(workers.folder, "end_round", lambda: calls.append("progress"))
@@ -151,3 +144,25 @@ def test_the_progress_of_a_round_is_reported_before_the_next_one_is_requested(mo
     loop._actions.steps[RequestJoin](RequestJoin())
     loop._mailbox.close()
     assert calls == ["progress", "request"]
+
+
+class StuckWorkers(ThreadWorkers):
+    """A worker that no signal ends: no restart would help, though one is left."""
+
+    def poll(self) -> RunResult:
+        return RunResult(WorkerState.UNHEALTHY, failures={0: ProcessFailure(0, 1, -9, "")})
+
+    def restart_limit(self) -> int:
+        return 0
+
+
+def test_a_stuck_worker_leaves_no_restart_in_metrics_and_health_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, kept = StuckWorkers(lambda rank, start, stopping: stopping.wait(30)), MemoryMetrics()
+    monkeypatch.setattr(metrics, "_handlers", {})
+    metrics.configure(kept)
+    try:
+        assert outcome(workers).is_failed()
+    finally:
+        metrics.configure(metrics.NullMetricHandler())
+    assert workers.look().status()["remaining_restarts"] == 0
+    assert [value for _, name, value in kept.seen if name == "workers.default.remaining_restarts"] == [0]

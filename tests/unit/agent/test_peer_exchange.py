@@ -1,4 +1,4 @@
-"""The agents' exchange before the workers of a round start: over a real store, with invalid records."""
+"""The exchange between agents before the workers of a round start: over a real store, with invalid records."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import SignalException
-from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.cause import Ending
@@ -36,6 +35,7 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.plain import HashStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
+from tests.unit.agent.features import finish
 from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import CountingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
@@ -47,17 +47,20 @@ RECORD = PeerRecord(1, "n1", "10.0.0.1", 2, 2, {"jax": (4000,), "tf": (4001, 400
 
 
 class User(PeerUser):
-    """Reserves one made-up port, and wants the records of these ranks."""
+    """Reserves a made-up port, and wants the records of these ranks."""
 
     use = "made-up"
 
-    def __init__(self, *wanted: int) -> None:
+    def __init__(self, *wanted: int, error: OSError | None = None) -> None:
         self._wanted = wanted
+        self._error = error
         self.taken: Mapping[int, PeerRecord] = {}
         self.asked = threading.Event()
 
     def reserve(self, round_: RoundInSetup) -> Sequence[int]:
         self.asked.set()
+        if self._error is not None:
+            raise self._error
         return [5000 + round_.place.group_rank]
 
     def wanted(self, round_: RoundInSetup) -> Collection[int]:
@@ -70,13 +73,8 @@ class User(PeerUser):
         return
 
 
-class NoPort(User):
-    def reserve(self, round_: RoundInSetup) -> Sequence[int]:
-        raise OSError(98, "Address already in use")
-
-
 def entered(rank: int, nodes: int, port: int, handler: Callable[[], RendezvousHandler] = ours) -> WorkerGroup:
-    """A group of two workers that has entered round 3, whose store is on this port."""
+    """A group of two workers that has entered round 3, with its store on this port."""
     group = WorkerGroup(spec(handler(), workers=2))
     ranks = NodeRanks(2 * rank, 2 * nodes, 2 * rank, 2 * nodes)
     group.placement = Placement(3, rank, nodes, ranks, "127.0.0.1", port, 1)
@@ -87,83 +85,73 @@ def exchanging(*users: User, clock: Clock = SYSTEM_CLOCK, timeout: float = TIMEO
     return RoundSetup([PeerExchange(users, timeout=timeout)], clock)
 
 
-def finish(peers: RoundSetup) -> None:
-    """Drive it as the agent's loop does, until it is done."""
-    deadline = time.monotonic() + TIMEOUT
-    while peers.preparing():
-        assert time.monotonic() < deadline
-        until_readable(peers.fds(), min(peers.wake_at(), deadline) - time.monotonic())
-        peers.step()
+NO_PORT = OSError(98, "Address already in use")
 
 
-def test_each_node_has_the_records_that_it_wants() -> None:
+@contextmanager
+def waiting(user: User, clock: Clock = SYSTEM_CLOCK) -> Iterator[tuple[RoundSetup, threading.Thread, int]]:
+    """Group rank 1, which waits for the record of the other node: its exchange, its thread and the store's port."""
+    peers = exchanging(user, clock=clock)
+    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
+        peers.begin(entered(1, 2, server.port))
+        store.wait(["rallypoint/peers/3/1"], TIMEOUT)
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "rallypoint-setup"]
+        yield peers, thread, server.port
+        peers.close()
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+def test_nodes_get_the_records_that_they_want() -> None:
     users = [User(0), User(0, 2), User()]
     exchanges = [exchanging(user) for user in users]
     with StoreServer("127.0.0.1") as server:
-        for rank, peers in enumerate(exchanges):
-            peers.begin(entered(rank, 3, server.port))
+        groups = [entered(rank, 3, server.port) for rank in range(3)]
+        groups[0].spec.local_addr = "node1.example"
+        for peers, group in zip(exchanges, groups, strict=True):
+            peers.begin(group)
         for peers in exchanges:
             finish(peers)
             assert not peers.failure
     assert [sorted(user.taken) for user in users] == [[0], [0, 1, 2], [2]]
     found = users[1].taken[2]
     assert found[:1] + found[2:] == (2, "127.0.0.1", 4, 2, {"made-up": (5002,)})
+    assert users[1].taken[0].address == "node1.example", "as given"
     for peers in exchanges:
         peers.close()
 
 
-def test_the_address_is_the_one_that_was_given() -> None:
+def test_one_node_and_one_without_a_port_need_no_store() -> None:
     user = User(0)
-    with StoreServer("127.0.0.1") as server:
-        group = entered(1, 2, server.port)
-        group.spec.local_addr = "node1.example"
-        peers = exchanging(User())
-        peers.begin(group)
-        finish(peers)
-        reader = exchanging(User(1), user)
-        reader.begin(entered(0, 2, server.port))
-        finish(reader)
-    assert user.taken[1].address == "node1.example"
-    peers.close()
-    reader.close()
-
-
-def test_one_node_needs_no_store() -> None:
-    user = User(0)
-    peers = exchanging(user)
-    peers.begin(entered(0, 1, 1))
-    assert not peers.preparing()
+    with closing(exchanging(user)) as peers:
+        peers.begin(entered(0, 1, 1))
+        assert not peers.preparing()
     assert user.taken[0].ports == {"made-up": (5000,)}
-    peers.close()
+    with closing(exchanging(User(error=NO_PORT))) as peers:
+        peers.begin(entered(0, 2, 1))
+        assert not peers.preparing()
 
 
 def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
     port = free_port()
-    peers = exchanging(User(0), timeout=0.3)
-    peers.begin(entered(1, 2, port))
-    finish(peers)
-    assert f"the other nodes of round 3 from the worker store at 127.0.0.1:{port}" in peers.failure
-    assert "Connection refused" in peers.failure
-    assert peers.failure.startswith(os.uname().nodename)
-    peers.close()
+    with closing(exchanging(User(0), timeout=0.3)) as peers:
+        peers.begin(entered(1, 2, port))
+        finish(peers)
+        assert f"the other nodes of round 3 from the worker store at 127.0.0.1:{port}" in peers.failure
+        assert "Connection refused" in peers.failure
+        assert peers.failure.startswith(os.uname().nodename)
 
 
-def test_nodes_that_say_nothing_are_named() -> None:
-    peers = exchanging(User(*range(12)), timeout=0.3)
-    with StoreServer("127.0.0.1") as server:
+def test_silent_nodes_are_named() -> None:
+    with StoreServer("127.0.0.1") as server, closing(exchanging(User(*range(12)), timeout=0.3)) as peers:
         peers.begin(entered(1, 12, server.port))
         finish(peers)
-    assert "nothing arrived from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
-    peers.close()
+        assert "nothing arrived from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
 
 
-def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = ShiftedClock()
-    peers = exchanging(User(0), clock=clock)
-    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
-        peers.begin(entered(1, 2, server.port))
-        store.wait(["rallypoint/peers/3/1"], TIMEOUT)
-        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-setup"]
+    with waiting(User(0), clock) as (peers, _, port):
         peers.step()
         assert not caplog.messages
         clock.ahead = 11.0
@@ -171,52 +159,33 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
         peers.step()
         peers.step()
         (line,) = caplog.messages
-        assert (
-            f"from the worker store at 127.0.0.1:{server.port}: nothing has arrived for 10 s (limit: {TIMEOUT:g} s)"
-            in line
-        )
+        waits = f"from the worker store at 127.0.0.1:{port}: nothing has arrived for 10 s (limit: {TIMEOUT:g} s)"
+        assert waits in line
         assert peers.preparing()
-        peers.close()
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
 
 
-def test_a_record_that_is_none_is_a_failure() -> None:
-    peers = exchanging(User(0))
-    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
+def test_an_invalid_record_is_a_failure() -> None:
+    with (
+        StoreServer("127.0.0.1") as server,
+        TCPStore("127.0.0.1", server.port) as store,
+        closing(exchanging(User(0))) as peers,
+    ):
         store.set("rallypoint/peers/3/0", "\x1b[31m")
         peers.begin(entered(1, 2, server.port))
         finish(peers)
-    assert "the record of group rank 0 cannot be used" in peers.failure
-    assert peers.failure.isprintable()
-    peers.close()
+        assert "the record of group rank 0 cannot be used" in peers.failure
+        assert peers.failure.isprintable()
 
 
-def test_no_port_is_a_failure_at_once() -> None:
-    peers = exchanging(NoPort())
-    peers.begin(entered(0, 2, 1))
-    assert not peers.preparing()
-    assert peers.failure.endswith("found no port for its workers: Address already in use")
-    peers.close()
-
-
-def test_a_round_that_ends_meanwhile_is_forgotten_and_its_connection_ended() -> None:
+def test_a_round_that_ends_early_leaves_no_connection() -> None:
     user = User(0)
-    peers = exchanging(user)
-    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
-        peers.begin(entered(1, 2, server.port))
-        store.wait(["rallypoint/peers/3/1"], TIMEOUT)
-        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-setup"]
+    with waiting(user) as (peers, thread, _):
         peers.cancel()
         thread.join(TIMEOUT)
         assert not thread.is_alive()
         peers.step()
         assert not peers.failure
         assert not user.taken
-    peers.close()
-
-
-# The agent that waits for it
 
 
 class Exchanging(ThreadWorkers):
@@ -226,8 +195,9 @@ class Exchanging(ThreadWorkers):
         self.add_preparation(self.setup)
 
 
-def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> None:
-    workers = Exchanging(CountingHandler(HashStore(timeout=TIMEOUT), "job", 1, address="127.0.0.1"), NoPort())
+def test_a_failed_exchange_fails_the_job() -> None:
+    handler = CountingHandler(HashStore(timeout=TIMEOUT), "job", 1, address="127.0.0.1")
+    workers = Exchanging(handler, User(error=NO_PORT))
     result = outcome(workers)
     assert result.state is WorkerState.FAILED
     assert result.ending is Ending.INFRASTRUCTURE
@@ -237,7 +207,7 @@ def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> N
     assert "start" not in workers.calls
 
 
-def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
+def test_a_signal_ends_the_wait_for_other_nodes() -> None:
     store = HashStore(timeout=TIMEOUT)
     handlers = [CountingHandler(store, "job", 2, address="127.0.0.1") for _ in range(2)]
     user = User(0, 1)
@@ -245,7 +215,7 @@ def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
 
     def other_node() -> None:
         info = handlers[1].next_rendezvous()
-        exchange(info.store, info.rank, 2, "default", 1, 0)  # and says nothing of itself
+        exchange(info.store, info.rank, 2, "default", 1, 0)  # and sends no record
         assert user.asked.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -254,7 +224,7 @@ def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
     assert "start" not in workers.calls
 
 
-def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -> None:
+def test_workers_do_not_start_in_a_round_that_a_node_left() -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     handlers = [
         get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, is_host=is_host))
@@ -264,7 +234,7 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
     workers = Exchanging(handlers[0], user)
 
     def other_node() -> None:
-        handlers[1].next_rendezvous()  # and says nothing of itself
+        handlers[1].next_rendezvous()  # and sends no record
         try:
             assert user.asked.wait(TIMEOUT)
             until(workers.preparations.preparing)  # a moment after it was asked
@@ -279,45 +249,25 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
     assert not workers.setup.failure
 
 
-# Records
-
-
-def test_what_is_written_is_read() -> None:
+def test_records_are_read_as_written() -> None:
     assert decode_record(encode_record(RECORD), 1, 4) == RECORD
     bare = RECORD._replace(ports={}, address="2001:db8::1")
     assert decode_record(encode_record(bare), 1, 4) == bare
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (0, 2),
-        (0, True),
-        (0, None),
-        (1, ""),
-        (1, "a\nb"),
-        (1, "n" * 256),
-        (1, 7),
-        (2, ""),
-        (2, "a b"),
-        (2, "10.0.0.1:80"),
-        (2, "-\x00"),
-        (2, ["10.0.0.1"]),
-        (3, -1),
-        (3, 4),
-        (3, 2.0),
-        (4, 0),
-        (4, 3),
-        (5, []),
-        (5, {"Jax": [1]}),
-        (5, {"jax": 1}),
-        (5, {"jax": [0]}),
-        (5, {"jax": [65536]}),
-        (5, {"jax": ["1"]}),
-        (5, {f"u{number}": [1] for number in range(17)}),
-    ],
-)
-def test_what_cannot_be_is_refused(place: int, value: Any) -> None:
+USES = [f"u{number}" for number in range(17)]
+INVALID: dict[int, list[Any]] = {
+    0: [2, True, None],
+    1: ["", "a\nb", "n" * 256, 7],
+    2: ["", "a b", "10.0.0.1:80", "-\x00", ["10.0.0.1"]],
+    3: [-1, 4, 2.0],
+    4: [0, 3],
+    5: [[], {"Jax": [1]}, {"jax": 1}, {"jax": [0]}, {"jax": [65536]}, {"jax": ["1"]}, {use: [1] for use in USES}],
+}
+
+
+@pytest.mark.parametrize(("place", "value"), [(place, value) for place, values in INVALID.items() for value in values])
+def test_invalid_fields_are_refused(place: int, value: Any) -> None:
     fields: list[Any] = json.loads(encode_record(RECORD))
     fields[place] = value
     with pytest.raises(ValueError, match="the record of group rank 1 cannot be used"):
@@ -325,7 +275,7 @@ def test_what_cannot_be_is_refused(place: int, value: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"[1]", b"\xff", b"[" * 5000, b"9" * 5000, b" " * 70000])
-def test_what_is_no_record_is_refused(data: bytes) -> None:
+def test_other_data_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="the record of group rank 1 cannot be used") as refused:
         decode_record(data, 1, 4)
     assert str(refused.value).isprintable()

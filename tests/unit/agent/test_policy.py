@@ -1,9 +1,10 @@
-"""The agent's reaction to events: the table, and its laws under any sequence of events."""
+"""The agent's reaction to events: examples, and laws for any sequence of events."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -95,24 +96,28 @@ SIGNAL_OVER, NOTICE_OVER, LEAVE_OVER, VERDICT_OVER = map(
 ENDINGS = [SUCCEEDED, FAILED, LinkLost("gone"), TERM, INT, QUIT, HUP]
 
 
-def after(*events: Event, notice: float = 0, rules: Sequence[Rules] = ()) -> tuple[PolicyState, list[Step]]:
-    """Where an agent stands after these events, and all the steps that it has taken."""
-    steps: list[Step] = []
-    status = PolicyState(notice_timeout=notice)
+def after(
+    *events: Event, notice: float = 0, rules: Sequence[Rules] = (), checks: bool = False
+) -> tuple[PolicyState, list[Step]]:
+    """The state of an agent after these events, and all its steps; with a check, from the beginning."""
+    status, steps = PolicyState(notice_timeout=notice, checks_node=checks), list[Step]()
+    if checks:
+        status, now = begin(status)
+        steps += now
     for event in events:
         status, now = decide(status, event, rules)
         steps += now
     return status, steps
 
 
-def acts(*events: Event, notice: float = 0, rules: Sequence[Rules] = ()) -> list[Step]:
-    """The steps that follow from the events, without what is only logged."""
-    return [step for step in after(*events, notice=notice, rules=rules)[1] if not isinstance(step, LogLine)]
+def acts(*events: Event, **options: Any) -> list[Step]:
+    """The steps without log lines."""
+    return [step for step in after(*events, **options)[1] if not isinstance(step, LogLine)]
 
 
-def kinds(*events: Event, notice: float = 0, rules: Sequence[Rules] = ()) -> list[object]:
-    """Their types; which timer is set; and by what kind of event the agent ends."""
-    return [kind_of(step) for step in acts(*events, notice=notice, rules=rules)]
+def kinds(*events: Event, **options: Any) -> list[object]:
+    """The type of each step, the timer that it sets, or the type of the event that ends the agent."""
+    return [kind_of(step) for step in acts(*events, **options)]
 
 
 def kind_of(step: Step) -> object:
@@ -122,7 +127,7 @@ def kind_of(step: Step) -> object:
 
 
 def left(number: int, standing: str = "", *, saved: bool = False) -> End:
-    """The end by a signal."""
+    """The end after a signal."""
     return End(SignalArrived(number), standing, saved)
 
 
@@ -132,34 +137,33 @@ QUERY = [LeaveRequest(wants_reply=True), SetTimer(Timer.QUERY, 0.2), SetTimer(Ti
 # Rounds
 
 
-def test_one_failure_from_the_exit_to_the_new_workers() -> None:
+def test_a_failure_restarts_the_workers() -> None:
     steps = kinds(placed(0), WorkersFailed(CAUSE), ended(0), STOPPED, placed(1))
     assert steps == [StartWorkers, Fail, RequestJoin, StopWorkers, StartWorkers]
-
-
-def test_a_place_that_comes_while_workers_stop_is_taken_when_they_are_gone() -> None:
-    status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), placed(1))
+    status, early = after(placed(0), WorkersFailed(CAUSE), ended(0), placed(1))
     assert status.phase is Phase.FORMING
-    assert not isinstance(steps[-1], StartWorkers)
+    assert not isinstance(early[-1], StartWorkers), "the place comes before the workers have ended"
     status, now = decide(status, STOPPED)
     assert now == (StartWorkers(placed(1).placement),)
     assert (status.phase, status.round) == (Phase.RUNNING, 1)
 
 
-def test_a_place_whose_round_ends_while_workers_stop_is_never_taken() -> None:
-    steps = kinds(placed(0), ended(0), placed(1), ended(1), STOPPED)
-    assert steps == [StartWorkers, RequestJoin, StopWorkers, RequestJoin]
-    assert kinds(placed(0), ended(0), placed(1), ended(1), STOPPED, placed(2))[-1] is StartWorkers
-    assert kinds(placed(0), ended(0), placed(1), ended(1), placed(2), ended(1), STOPPED)[-1] is StartWorkers
+def test_places_in_rounds_that_have_ended_are_not_taken() -> None:
+    stopping = placed(0), ended(0), placed(1), ended(1)
+    assert kinds(*stopping, STOPPED) == [StartWorkers, RequestJoin, StopWorkers, RequestJoin]
+    assert kinds(*stopping, STOPPED, placed(2))[-1] is StartWorkers
+    assert kinds(*stopping, placed(2), ended(1), STOPPED)[-1] is StartWorkers
+    assert kinds(ended(0), ended(0), placed(1)) == [RequestJoin, StartWorkers]
+    assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [RequestJoin, StartWorkers]
 
 
-def test_a_node_that_keeps_its_place_takes_it_when_its_workers_are_gone() -> None:
-    kept = [ended(each)._replace(keeps_place=True) for each in (0, 1)]
+def test_a_kept_place_is_taken_when_the_workers_have_ended() -> None:
+    kept = [ended(round_)._replace(keeps_place=True) for round_ in (0, 1)]
     steps = acts(placed(0), WorkersFailed(CAUSE), kept[0], placed(1), STOPPED)
     assert steps[2] == RequestJoin(keeps_place=True)
     assert steps[4:] == [StartWorkers(placed(1).placement)]
     steps = acts(placed(0), kept[0], placed(1), kept[1], placed(2), STOPPED)
-    assert [each for each in steps if isinstance(each, RequestJoin)] == [RequestJoin(keeps_place=True)] * 2
+    assert [step for step in steps if isinstance(step, RequestJoin)] == [RequestJoin(keeps_place=True)] * 2
     assert steps[-1] == StartWorkers(placed(2).placement)
 
 
@@ -169,18 +173,10 @@ def test_success_waits_for_the_verdict() -> None:
     assert [kinds(*events[:many]) for many in range(1, 5)] == [expected[:many] for many in range(1, 5)]
 
 
-def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
-    assert kinds(ended(0), ended(0), placed(1)) == [RequestJoin, StartWorkers]
-    assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [RequestJoin, StartWorkers]
-
-
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (
-            RoundEnd(0, Reason.LOST, "n3 (rank 2)", detail="it was silent for 3 s"),
-            "n3 (rank 2) was lost (it was silent for 3 s)",
-        ),
+        (RoundEnd(0, Reason.LOST, "n3 (rank 2)", detail="silent for 3 s"), "n3 (rank 2) was lost (silent for 3 s)"),
         (RoundEnd(0, Reason.LOST, ""), "a node was lost"),
         (RoundEnd(0, Reason.DEPARTED, "n3 (rank 2)"), "n3 (rank 2) left"),
         (RoundEnd(0, Reason.DRAINED, "n1 (rank 0)", detail="n4 is new"), "n4 is new"),
@@ -188,57 +184,47 @@ def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
         (RoundEnd(0, Reason.FAILURE, "n2 (rank 1)", CAUSE), "rank 1 failed on host (exit code -9, SIGKILL): Signal 9"),
     ],
 )
-def test_the_end_of_a_round_is_told_by_the_names_of_nodes(end: RoundEnd, words: str) -> None:
+def test_log_line_of_a_rounds_end(end: RoundEnd, words: str) -> None:
     _, steps = after(placed(0), RoundEnded(end))
-    (told,) = [step.text for step in steps if isinstance(step, LogLine)]
-    assert told.startswith(f"round 0 ended: {words}")
+    (line,) = [step.text for step in steps if isinstance(step, LogLine)]
+    assert line.startswith(f"round 0 ended: {words}")
 
 
-def test_new_nodes_drain_the_round_that_they_wait_behind() -> None:
+def test_new_nodes_drain_the_current_round_once() -> None:
     assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], Drain)
     assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [StartWorkers]
-
-
-def test_new_nodes_drain_a_round_whose_workers_have_not_been_started_yet() -> None:
-    """The notification comes once, perhaps while the workers of the round before still stop."""
+    # The notification may come while the workers of the round before still stop.
     steps = acts(placed(0), ended(0), placed(1), NodesWaiting(1, 1), ended(1), STOPPED, placed(2))
-    assert [type(step) for step in steps] == [StartWorkers, RequestJoin, StopWorkers, Drain, RequestJoin, StartWorkers]
+    expected = [StartWorkers, RequestJoin, StopWorkers, Drain, RequestJoin, StartWorkers]
+    assert [type(step) for step in steps] == expected
     assert steps[3] == Drain(1, needs_consent=False)
     assert kinds(placed(0), ended(0), placed(1), NodesWaiting(1, 0), NodesWaiting(0, 1))[-1] is StopWorkers
 
 
-# The line to the others
+# The connection to the coordinator
 
 
-def test_a_lost_control_plane_is_no_failure_of_workers_that_have_succeeded() -> None:
+def test_a_lost_control_plane_changes_no_result_of_the_workers() -> None:
     assert kinds(placed(0), WorkersSucceeded(), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, JobEnded]
     assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, LinkLost]
-
-
-def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
     status, steps = after(placed(0), WorkersFailed(CAUSE), LinkLost("the control plane is gone"), STOPPED)
     assert status.phase is Phase.ENDED
     assert steps[-1] == End(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=Ending.INFRASTRUCTURE)))
-    assert (
-        LogLine("the control plane is gone; this node is ending the job with the failure of its own workers", True)
-        in steps
-    )
+    text = "the control plane is gone; this node is ending the job with the failure of its own workers"
+    assert LogLine(text, True) in steps
     again = kinds(placed(0), WorkersFailed(CAUSE), ended(0), LinkLost("gone"), STOPPED)
-    assert again[-1] is LinkLost, "that failure has been told, and was to be followed by a restart"
+    assert again[-1] is LinkLost, "the others know the failure, and a restart would have followed"
 
 
-def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
+def test_a_lost_connection_stops_nothing_and_is_logged_once() -> None:
     status, steps = after(placed(0), LinkDown("the server is away"), LinkDown("the server is away"))
     assert status.phase is Phase.RUNNING
     assert steps[1:] == [LogLine("the server is away; the workers keep running", warning=True)]
-    status, steps = after(placed(0), LinkUp(), LinkDown("x"), ended(0), STOPPED, placed(1), LinkDown("x"), LinkUp())
+    _, steps = after(placed(0), LinkUp(), LinkDown("x"), ended(0), STOPPED, placed(1), LinkDown("x"), LinkUp())
     assert [step.text for step in steps if isinstance(step, LogLine)][-1] == "the control plane is reachable again"
     assert sum(isinstance(step, LogLine) for step in steps) == 3
-
-
-def test_sessions_that_end_at_once_fill_no_log() -> None:
-    events = [event for number in range(1, 1001) for event in (LinkDown("x", number), LinkUp(brief=number))]
-    _, steps = after(placed(0), *events)
+    brief = [event for number in range(1, 1001) for event in (LinkDown("x", number), LinkUp(brief=number))]
+    _, steps = after(placed(0), *brief)
     assert sum(isinstance(step, LogLine) for step in steps) == 20, "of the 1st, 2nd, 4th, ... 512th"
 
 
@@ -256,7 +242,7 @@ def test_sessions_that_end_at_once_fill_no_log() -> None:
         (placed(0), ended(0), placed(1)),
     ],
 )
-def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], ending: Event) -> None:
+def test_the_end_waits_for_the_workers(before: tuple[Event, ...], ending: Event) -> None:
     status, steps = after(*before, ending)
     assert status.phase is Phase.ENDING
     assert not any(isinstance(step, End) for step in steps)
@@ -268,15 +254,15 @@ def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], endi
 
 
 @pytest.mark.parametrize(
-    "ending", [*(each for each in ENDINGS if each != TERM), JoinRefused(Refusal.TIMEOUT, "1 of 2")]
+    "ending", [*(event for event in ENDINGS if event != TERM), JoinRefused(Refusal.TIMEOUT, "1 of 2")]
 )
-def test_without_workers_the_end_is_at_once(ending: Event) -> None:
+def test_without_workers_the_end_is_immediate(ending: Event) -> None:
     status, steps = after(ending)
     assert status.phase is Phase.ENDED
     assert isinstance(steps[-1], End)
 
 
-def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> None:
+def test_signals_leave_the_job_and_reach_the_workers() -> None:
     assert acts(placed(0), HUP)[1:] == [LeaveRequest(), StopWorkers(SIGHUP, shared=True)]
     assert acts(placed(0), TERM)[1:] == [LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
     assert acts(HUP) == [LeaveRequest(), left(SIGHUP)]
@@ -284,81 +270,76 @@ def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> N
 
 
 @pytest.mark.parametrize("notice", [0, 30])
-def test_a_drained_node_says_by_whom_to_the_others_and_at_its_end(notice: float) -> None:
+def test_a_drained_node_names_the_person(notice: float) -> None:
     ann, saved = "ann@login", notice > 0
     consented: list[Event] = [WorkersReady(), drained(0)] if notice else []
     status, steps = after(placed(0), DrainArrived(ann, notice), *consented, IN_ORDER, LEAVE_OVER, notice=notice)
     assert status.phase is Phase.ENDED
-    assert f"{ann} is draining this node" in next(each.text for each in steps if isinstance(each, LogLine))
-    assert not any("SIGTERM" in each.text for each in steps if isinstance(each, LogLine))
+    lines = [step.text for step in steps if isinstance(step, LogLine)]
+    assert f"{ann} is draining this node" in lines[0]
+    assert not any("SIGTERM" in line for line in lines)
     assert LeaveRequest(why=f"drained by {ann}") in steps
     assert steps[-1] == End(SignalArrived(SIGTERM), saved=saved, drained_by=ann)
-    assert [each.why for each in steps if isinstance(each, Preempt)] == [f"is being drained by {ann}"] * bool(notice)
+    assert [step.why for step in steps if isinstance(step, Preempt)] == [f"is being drained by {ann}"] * bool(notice)
 
 
-def test_workers_that_look_for_notices_save_before_a_drain_where_the_job_names_no_time_for_it() -> None:
-    """All nodes wait for their own: none ends the round for the others."""
+def test_workers_save_before_a_drain_also_without_a_notice_timeout() -> None:
     drain = DrainArrived("ann@login", 30.0)
     assert kinds(placed(0), drain)[1:] == [Preempt, PostNotice]
     assert acts(placed(0), drain, WorkersReady())[-1] == Drain(0, needs_consent=True)
-    told = Preempted(0, "b", 30.0, why="is being drained by ann@login")
-    assert acts(placed(0), told, WorkersReady())[-1] == Drain(0, needs_consent=True)
-    assert acts(placed(0), told, NodesWaiting(0, 1))[-1] == PostNotice("preemption", "b", 30.0)
+    other = Preempted(0, "b", 30.0, why="is being drained by ann@login")
+    assert acts(placed(0), other, WorkersReady())[-1] == Drain(0, needs_consent=True)
+    assert acts(placed(0), other, NodesWaiting(0, 1))[-1] == PostNotice("preemption", "b", 30.0)
     assert kinds(placed(0), DrainArrived("ann@login", 0.0))[-1] is StopWorkers
 
 
 WAITING = WorkersStopped(waiting=True)
-"""Workers have come out of their round, and wait in their processes."""
+"""Workers have left their round, and wait in their processes."""
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_nobody_goes_on_after_a_stop_during_which_the_end_was_settled(ending: Event) -> None:
+def test_an_end_during_a_restart_stops_waiting_workers(ending: Event) -> None:
     status, steps = after(placed(0), ended(0), placed(1), ending)
     number = ending.number if isinstance(ending, SignalArrived) else SIGTERM
     assert (status.phase, steps[-1]) == (Phase.ENDING, StopHeld(number, failed=ending == FAILED))
     assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
     assert StopHeld not in kinds(placed(0), ending), "that stop is no restart"
     status, (stop,) = decide(status, WAITING)
-    assert stop == StopWorkers(number, failed=True), "it was done when the end was settled"
+    assert stop == StopWorkers(number, failed=True), "it was done when the end came"
     assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
 
 
-def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
+def test_further_signals_during_a_stop() -> None:
     assert after(placed(0), ended(0), placed(1), INT)[1][-3:-1] == [LeaveRequest(), ForwardSignal(SIGINT)]
-    assert after(placed(0), ended(0), TERM)[1][-2:-1] == [LeaveRequest()], "that one they have had"
+    assert after(placed(0), ended(0), TERM)[1][-2:-1] == [LeaveRequest()], "the stop has sent SIGTERM"
     assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [left(SIGINT)], "the place is not taken"
+    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [StartWorkers, LeaveRequest, PostStopNotice, StopWorkers]
 
 
 @pytest.mark.parametrize(
-    ("before", "number", "is_told"),
+    ("events", "kills"),
     [
-        ([placed(0)], INT, True),
-        ([placed(0)], QUIT, True),
-        ([placed(0), ended(0)], INT, True),
-        ([placed(0), TERM], INT, True),
-        ([placed(0)], TERM, False),
-        ([placed(0)], HUP, False),
-        ([], INT, False),
+        ([placed(0), INT], True),
+        ([placed(0), QUIT], True),
+        ([placed(0), ended(0), INT], True),
+        ([placed(0), TERM, INT], True),
+        ([placed(0), TERM], False),
+        ([placed(0), HUP], False),
+        ([INT], False),
     ],
 )
-def test_the_first_interrupt_says_what_another_one_does(
-    before: list[Event], number: SignalArrived, is_told: bool
-) -> None:
-    steps = after(*before, number)[1]
-    said = "; ".join(step.text for step in steps if isinstance(step, LogLine))
-    assert ("another interrupt will kill them at once" in said) is is_told
+def test_the_first_interrupt_announces_that_another_one_kills(events: list[Event], kills: bool) -> None:
+    steps = after(*events)[1]
+    lines = "; ".join(step.text for step in steps if isinstance(step, LogLine))
+    assert ("another interrupt will kill them at once" in lines) is kills
     assert KillWorkers() not in steps
     for another in (INT, QUIT):
-        assert (KillWorkers() in after(*before, number, another)[1]) is is_told, "it is true"
-
-
-def test_other_signals_said_again_shorten_nothing() -> None:
-    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [StartWorkers, LeaveRequest, PostStopNotice, StopWorkers]
+        assert (KillWorkers() in after(*events, another)[1]) is kills
 
 
 @pytest.mark.parametrize("before", [(), (placed(0),), (placed(0), ended(0)), (placed(0), TERM)])
 @pytest.mark.parametrize("number", [SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH])
-def test_a_signal_that_only_tells_is_passed_on(before: tuple[Event, ...], number: int) -> None:
+def test_other_signals_are_forwarded(before: tuple[Event, ...], number: int) -> None:
     status, _ = after(*before)
     assert decide(status, SignalArrived(number)) == (status, (ForwardSignal(number),))
 
@@ -366,114 +347,93 @@ def test_a_signal_that_only_tells_is_passed_on(before: tuple[Event, ...], number
 IN_ORDER = WorkersStopped(ended_in_order=True)
 
 
-def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> None:
+def test_a_node_that_leaves_asks_whether_the_job_continues() -> None:
     leaving = (placed(0), TERM, IN_ORDER)
     status, steps = after(*leaving)
     assert (status.phase, steps[-3:]) == (Phase.LEAVING, QUERY)
     replies = [LeaveReply(True, 3), LeaveReply(True, 2), LeaveReply(True, 1)]
-    assert after(*leaving, *replies)[0].phase is Phase.LEAVING, "it must hold for a moment"
+    assert after(*leaving, *replies)[0].phase is Phase.LEAVING, "it must continue for a moment"
     assert after(*leaving, *replies[:2], LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 2 other nodes")
     assert after(*leaving, *replies, LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 1 other node")
     assert after(*leaving, LeaveReply(False, 0, Outcome.SUCCEEDED))[1][-1] == left(SIGTERM, "has succeeded")
     assert after(TERM, LeaveReply(True, 2), LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 2 other nodes"), "a spare"
-
-
-def test_a_node_that_leaves_says_whether_its_workers_have_ended_with_0() -> None:
+    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-3:] == QUERY, "during another stop"
     for ended_with_0 in (True, False):
-        stopped = WorkersStopped(True, ended_with_0=ended_with_0)
-        asked = [
-            step
-            for step in after(placed(0), TERM, stopped, TimerFired(Timer.QUERY))[1]
-            if isinstance(step, LeaveRequest)
-        ]
-        assert [step.ended_with_0 for step in asked] == [False, ended_with_0, ended_with_0]
+        steps = after(placed(0), TERM, WorkersStopped(True, ended_with_0=ended_with_0), TimerFired(Timer.QUERY))[1]
+        requests = [step for step in steps if isinstance(step, LeaveRequest)]
+        assert [request.ended_with_0 for request in requests] == [False, ended_with_0, ended_with_0]
+
+
+LEAVES = (placed(0), TERM, IN_ORDER)
 
 
 @pytest.mark.parametrize(
-    "then",
+    ("events", "number"),
     [
-        (LeaveReply(False, 1),),
-        (LeaveReply(True, 2), LeaveReply(False, 1)),
-        (LeaveReply(False, 0, Outcome.FAILED),),
-        (LEAVE_OVER,),
-        (LeaveReply(True, 2), LinkDown("away")),
-        (LinkLost("gone"),),
-        (LeaveReply(True, 2), TERM, INT),
+        ((*LEAVES, LeaveReply(False, 1)), SIGTERM),
+        ((*LEAVES, LeaveReply(True, 2), LeaveReply(False, 1)), SIGTERM),
+        ((*LEAVES, LeaveReply(False, 0, Outcome.FAILED)), SIGTERM),
+        ((*LEAVES, LEAVE_OVER), SIGTERM),
+        ((*LEAVES, LeaveReply(True, 2), LinkDown("away")), SIGTERM),
+        ((*LEAVES, LinkLost("gone")), SIGTERM),
+        ((*LEAVES, LeaveReply(True, 2), TERM, INT), SIGTERM),
+        ((placed(0), TERM, STOPPED), SIGTERM),
+        ((placed(0), INT, IN_ORDER), SIGINT),
+        ((placed(0), HUP, IN_ORDER), SIGHUP),
+        ((placed(0), LinkDown("away"), TERM, IN_ORDER), SIGTERM),
     ],
 )
-def test_a_node_that_leaves_a_job_that_does_not_go_on_is_stopped(then: tuple[Event, ...]) -> None:
-    status, steps = after(placed(0), TERM, IN_ORDER, *then)
-    assert (status.phase, steps[-1]) == (Phase.ENDED, left(SIGTERM))
-
-
-def test_only_workers_that_end_in_order_and_sigterm_make_a_leave() -> None:
-    assert after(placed(0), TERM, STOPPED)[1][-1] == left(SIGTERM)
-    assert after(placed(0), INT, IN_ORDER)[1][-1] == left(SIGINT)
-    assert after(placed(0), HUP, IN_ORDER)[1][-1] == left(SIGHUP)
-    assert after(placed(0), LinkDown("away"), TERM, IN_ORDER)[1][-1] == left(SIGTERM)
-    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-3:] == QUERY, "whatever they were stopped for at first"
+def test_a_node_that_is_stopped(events: tuple[Event, ...], number: int) -> None:
+    """The job does not continue, its workers were killed, or the signal does not ask it to leave."""
+    status, steps = after(*events)
+    assert (status.phase, steps[-1]) == (Phase.ENDED, left(number))
 
 
 def by(number: int, *reached: int) -> WorkersFailed:
-    """A worker has ended by a signal, and these were sent to all processes a moment before."""
+    """A worker was ended by a signal, a moment after these were sent to all processes."""
     return WorkersFailed(CAUSE._replace(exitcode=-number), frozenset(reached))
 
 
-def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
+def test_workers_ended_by_a_signal_to_all_have_not_failed() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM))
     assert steps[1:] == [SetTimer(Timer.SIGNAL, 1.0)]
     assert decide(status, by(SIGTERM, SIGTERM))[1] == (), "it is judged once"
     assert decide(status, TERM)[1][1:] == (LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True))
     assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, SIGNAL_OVER)[-1] is SignalArrived
     assert Fail not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, SIGNAL_OVER, STOPPED, SIGNAL_OVER)
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [
-        StartWorkers,
-        Timer.SIGNAL,
-        LeaveRequest,
-        PostStopNotice,
-        StopWorkers,
-    ]
+    stopped = [LeaveRequest, PostStopNotice, StopWorkers]
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [StartWorkers, Timer.SIGNAL, *stopped]
+    # The agent receives the signal first, with a notice to the workers:
+    notice = [StartWorkers, Preempt, PostNotice]
+    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, *stopped]
+    handled = WorkersFailed(CAUSE._replace(exitcode=128 + SIGTERM))
+    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, *stopped]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, Fail]
 
 
-def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
+def test_without_a_signal_to_the_agent_the_worker_has_failed() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM), SIGNAL_OVER)
     assert steps[-1] == Fail(0, by(SIGTERM).cause, 0)
     assert (status.phase, status.held_failure) == (Phase.BROKEN, None)
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), SIGNAL_OVER) == [
-        StartWorkers,
-        Timer.SIGNAL,
-        RequestJoin,
-        StopWorkers,
-    ]
+    stopped = kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), SIGNAL_OVER)
+    assert stopped == [StartWorkers, Timer.SIGNAL, RequestJoin, StopWorkers]
     lost = after(placed(0), by(SIGTERM, SIGTERM), LinkLost("gone"), STOPPED)[1][-1]
     assert lost == End(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause, ending=Ending.INFRASTRUCTURE)))
+    for failed in (by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)):
+        assert after(placed(0), failed)[1][1:] == [Fail(0, failed.cause, 0)], "at once"
 
 
 def test_workers_that_the_fence_has_killed_have_not_failed() -> None:
     status, steps = after(placed(0), WorkersFenced())
-    assert status.phase is Phase.BROKEN
-    assert status.failure is None
+    assert (status.phase, status.failure) == (Phase.BROKEN, None)
     assert steps[-1] == Drain(0)
     assert kinds(placed(0), WorkersFenced(), ended(0), STOPPED, placed(1))[-1] is StartWorkers
-
-
-@pytest.mark.parametrize("failed", [by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)])
-def test_a_failure_of_its_own_is_told_at_once(failed: WorkersFailed) -> None:
-    assert after(placed(0), failed)[1][1:] == [Fail(0, failed.cause, 0)]
-
-
-def test_workers_that_end_by_the_signal_of_a_notice_have_not_failed() -> None:
-    notice: list[type] = [StartWorkers, Preempt, PostNotice]
-    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, LeaveRequest, PostStopNotice, StopWorkers]
-    handled = WorkersFailed(CAUSE._replace(exitcode=128 + SIGTERM))
-    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, LeaveRequest, PostStopNotice, StopWorkers]
-    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, Fail]
 
 
 # Notices
 
 
-def test_new_nodes_are_taken_in_when_the_workers_agree() -> None:
+def test_new_nodes_wait_until_the_workers_agree() -> None:
     status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 2), notice=30)
     assert status.posted_notice == PostedNotice(SCALE)
     assert steps[-1] == PostNotice(SCALE, "", 30)
@@ -482,60 +442,42 @@ def test_new_nodes_are_taken_in_when_the_workers_agree() -> None:
     assert now == (Drain(2, needs_consent=True),)
     assert decide(status, WorkersReady())[1] == ()
     assert decide(status, NodesWaiting(2, 1))[1] == ()
+    gone = placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0)
+    assert acts(*gone, notice=30)[-1] == WithdrawNotice()
+    assert acts(*gone, WorkersReady(), notice=30)[-1] == WithdrawNotice()
+    assert kinds(*gone, NodesWaiting(2, 1), notice=30)[-1] is PostNotice
 
 
-def test_new_nodes_that_go_away_leave_no_notice() -> None:
-    status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), notice=30)
-    assert steps[-1] == WithdrawNotice()
-    assert decide(status, WorkersReady())[1] == ()
-    assert kinds(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), NodesWaiting(2, 1), notice=30)[-1] is PostNotice
-
-
-def test_workers_that_are_done_need_no_asking() -> None:
+def test_workers_that_have_succeeded_need_no_notice() -> None:
     assert kinds(placed(2), WorkersSucceeded(), NodesWaiting(2, 1), notice=30)[-1] is Drain
     assert kinds(placed(2), WorkersSucceeded(), Preempted(2, "b", 9), notice=30)[-1] is Drain
     assert kinds(placed(2), NodesWaiting(2, 1), WorkersSucceeded(), notice=30)[-2:] == [Succeed, Drain]
 
 
-def test_a_node_that_is_taken_away_asks_all_and_goes_when_the_round_is_over() -> None:
-    status, steps = after(placed(0), TERM, notice=30)
-    assert [step for step in steps[1:] if not isinstance(step, LogLine)] == [
-        Preempt(0, 30),
-        PostNotice(PREEMPTION, "", 30),
-    ]
+def test_a_preempted_node_leaves_when_all_have_saved_or_at_the_deadline() -> None:
+    status, _ = after(placed(0), TERM, notice=30)
+    assert acts(placed(0), TERM, notice=30)[1:] == [Preempt(0, 30), PostNotice(PREEMPTION, "", 30)]
     assert status.phase is Phase.RUNNING
+    leaves = [LeaveRequest, PostStopNotice, StopWorkers]
     events = (placed(0), TERM, TERM, WorkersReady(), drained(0))
-    assert kinds(*events, notice=30)[-4:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers]
+    assert kinds(*events, notice=30)[-4:] == [Drain, *leaves]
     assert kinds(*events, STOPPED, notice=30)[-1] is SignalArrived
-
-
-def test_a_node_that_is_taken_away_does_not_wait_for_ever() -> None:
     steps = kinds(placed(0), TERM, WorkersReady(), NOTICE_OVER, STOPPED, notice=30)
-    assert steps[-5:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers, SignalArrived]
-    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NOTICE_OVER, notice=30)[-2:] == [
-        LeaveRequest,
-        StopWorkers,
-    ]
-    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NOTICE_OVER, notice=30)[-1] is Drain, "only that one"
-
-
-def test_an_interrupt_ends_the_time_of_the_notice() -> None:
+    assert steps[-5:] == [Drain, *leaves, SignalArrived]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NOTICE_OVER, notice=30)[-2:] == [LeaveRequest, StopWorkers]
+    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NOTICE_OVER, notice=30)[-1] is Drain, "it stays"
     assert kinds(placed(0), TERM, INT, notice=30)[-2:] == [LeaveRequest, StopWorkers]
     assert kinds(placed(0), TERM, INT, INT, notice=30)[-1] is KillWorkers
 
 
-def test_the_others_save_before_a_node_is_taken_away() -> None:
-    steps = after(placed(0), Preempted(0, "b", 9), WorkersReady(), notice=30)[1]
-    assert [step for step in steps[1:] if not isinstance(step, LogLine)] == [
+def test_the_other_nodes_save_before_a_node_leaves() -> None:
+    assert acts(placed(0), Preempted(0, "b", 9), WorkersReady(), notice=30)[1:] == [
         PostNotice(PREEMPTION, "b", 9),
         Drain(0, needs_consent=True),
     ]
     steps = after(placed(0), NodesWaiting(0, 1), Preempted(0, "b", 9), NodesWaiting(0, 0), notice=30)[1]
-    assert steps[-1] == PostNotice(PREEMPTION, "b", 9), "the new node's notice is not the one to take back"
+    assert steps[-1] == PostNotice(PREEMPTION, "b", 9), "only the notice of new nodes would be withdrawn"
     assert kinds(placed(0), Preempted(1, "b", 9), notice=30) == [StartWorkers]
-
-
-# How long workers are given
 
 
 def over(reason: Reason) -> RoundEnded:
@@ -562,35 +504,30 @@ def over(reason: Reason) -> RoundEnded:
         ([TERM, ended(0)], False),
     ],
 )
-def test_only_a_failure_without_a_notice_makes_the_grace_short(events: list[Event], failed: bool) -> None:
+def test_only_a_failure_without_a_notice_shortens_the_grace(events: list[Event], failed: bool) -> None:
     notice = 0 if TERM in events else 30
-    (stop,) = (each for each in after(placed(0), *events, notice=notice)[1] if isinstance(each, StopWorkers))
+    (stop,) = (step for step in after(placed(0), *events, notice=notice)[1] if isinstance(step, StopWorkers))
     assert stop.failed is failed
 
 
-def test_whoever_waits_for_its_own_workers_does_not_say_that_it_waits_for_others() -> None:
-    progress = ProgressText("1 of 2 nodes have joined", warning=True)
-    assert kinds(progress) == []
-    assert len(after(progress)[1]) == 1
-    stopping = after(placed(0), ended(0))[1]
-    assert after(placed(0), ended(0), progress)[1] == stopping
-    assert len(after(placed(0), ended(0), STOPPED, progress)[1]) == len(stopping) + 1
-
-
-def test_a_node_that_waits_says_that_its_ranks_have_ended_with_0() -> None:
-    def said(*events: Event) -> str:
+def test_progress_of_a_forming_round_is_logged_after_the_stop() -> None:
+    def logged(*events: Event) -> str:
         line = after(placed(0), ended(0), *events)[1][-1]
         assert isinstance(line, LogLine)
         return line.text
 
+    progress = ProgressText("1 of 2 nodes have joined", warning=True)
+    assert (kinds(progress), len(after(progress)[1])) == ([], 1)
+    assert after(placed(0), ended(0), progress)[1] == after(placed(0), ended(0))[1]
+    assert logged(STOPPED, progress) == "1 of 2 nodes have joined"
     short, enough = (ProgressText("1 of 2", warning=True, is_short=is_short) for is_short in (True, False))
     all_with_0, killed = WorkersStopped(True, ended_with_0=True), WorkersStopped(True)
-    assert "all ranks on this node exited with code 0" in said(all_with_0, short)
-    assert said(all_with_0, enough) == said(killed, short) == "1 of 2"
-    assert said(all_with_0, placed(1), ended(1), killed, short) == "1 of 2"
+    assert "all ranks on this node exited with code 0" in logged(all_with_0, short)
+    assert logged(all_with_0, enough) == logged(killed, short) == "1 of 2"
+    assert logged(all_with_0, placed(1), ended(1), killed, short) == "1 of 2"
 
 
-# Laws under any sequence of events
+# Laws for any sequence of events
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(placed, st.integers(0, 3)),
@@ -639,7 +576,7 @@ _HOLDS_A_PLACE = {Phase.RUNNING, Phase.BROKEN, Phase.FINISHED}
 
 
 class World:
-    """What the steps have done to a node, and what must never be."""
+    """The effect of the steps on a node, and what must never happen."""
 
     def __init__(self) -> None:
         self.running = self.stopping = self.over = self.checking = self.unchecked = False
@@ -649,7 +586,7 @@ class World:
 
     def can_be(self, event: Event) -> bool:
         if isinstance(event, WorkersStopped):
-            return self.stopping and (self.can_wait or not event.waiting)  # else nothing was asked to stop
+            return self.stopping and (self.can_wait or not event.waiting)
         if isinstance(event, NodeChecked):
             return self.checking and not self.stopping
         return self.running or not isinstance(event, (WorkersSucceeded, WorkersFailed, WorkersReady))
@@ -683,17 +620,17 @@ class World:
                 assert self.running or self.checking or self.waiting, "stopped what does not run"
                 self.can_wait = again and not all_
                 assert not self.stopping, "stopped twice"
-                asked = any(isinstance(each, RequestJoin) for each in before)
+                asked = any(isinstance(earlier, RequestJoin) for earlier in before)
                 assert asked or not again or self.unchecked, "stopped before asking again"
                 self.stopping = True
             case StopHeld():
-                assert self.stopping, "stopped those who go on, and nobody else"
+                assert self.stopping, "stopped only waiting workers"
             case KillWorkers():
                 assert self.stopping, "killed without having asked"
                 assert len(self.killed_by) >= 2, "killed without a second interrupt"
             case PostNotice() | WithdrawNotice() | PostStopNotice() | Preempt():
-                assert self.running, "asked nobody"
-                assert not self.stopping, "asked those that stop"
+                assert self.running, "asked no worker"
+                assert not self.stopping, "asked workers that stop"
             case End():
                 assert not self.running, "ended before the workers were gone"
                 assert not self.waiting, "ended while workers wait for a round"
@@ -710,7 +647,7 @@ def test_laws(events: list[Event], notice: float, checks: bool) -> None:
 
 
 def check_laws(events: list[Event], notice: float, checks: bool, rules: Sequence[Rules] = ()) -> None:
-    """Whatever the events are, and whatever the rules of features make of them."""
+    """Check the laws for these events, with the rules of features."""
     world = World()
     status, first = begin(PolicyState(notice_timeout=notice, checks_node=checks))
     for step in first:
@@ -728,8 +665,8 @@ def check_laws(events: list[Event], notice: float, checks: bool, rules: Sequence
         assert bool(status.stopping) == world.stopping or status.phase is Phase.ENDED
         assert (status.phase is Phase.ENDED) == world.over
         if isinstance(event, RoundEnded) and before.phase in _HOLDS_A_PLACE:
-            assert (event.end.round == before.round) == bool(now), "a round that is over changes nothing"
-    # Whatever has happened, a signal and the end of the workers end it.
+            assert (event.end.round == before.round) == bool(now), "rounds that have ended change nothing"
+    # A signal and the end of the workers always end it.
     status, now = decide(status, HUP, rules)
     for step in now:
         world.take(step, HUP, now)
@@ -742,7 +679,7 @@ def check_laws(events: list[Event], notice: float, checks: bool, rules: Sequence
     assert world.over
 
 
-def test_a_node_that_leaves_knows_whether_all_had_saved() -> None:
+def test_a_node_that_leaves_knows_whether_all_have_saved() -> None:
     acknowledged = after(placed(0), TERM, WorkersReady(), drained(0), STOPPED, notice=30)[1][-1]
     assert acknowledged == left(SIGTERM, saved=True)
     alone = after(placed(0), TERM, WorkersReady(), drained(0), IN_ORDER, LeaveReply(False, 0), notice=30)[1][-1]
@@ -760,9 +697,9 @@ def test_a_node_that_leaves_knows_whether_all_had_saved() -> None:
         ([IN_ORDER, LeaveReply(False, 0), LEAVE_OVER], ""),
     ],
 )
-def test_a_drained_node_says_only_what_it_knows_of_the_job(last: list[Event], why: str) -> None:
+def test_a_drained_node_gives_the_reason_if_the_job_is_unknown(last: list[Event], why: str) -> None:
     status, steps = after(placed(0), DrainArrived("ann@login", 0.0), *last)
-    (ending,) = [each for each in steps if isinstance(each, End)]
+    (ending,) = [step for step in steps if isinstance(step, End)]
     assert (status.phase, ending.standing) == (Phase.ENDED, "")
     assert ending.unasked.startswith(why)
     assert bool(ending.unasked) is bool(why)

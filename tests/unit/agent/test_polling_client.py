@@ -1,12 +1,13 @@
-"""Agents over a handler that must be polled, as third parties write them; workers are real processes."""
+"""Agents with a handler that must be polled, as third parties write them; workers are real processes."""
 
 from __future__ import annotations
 
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,14 @@ from rallypoint.store.errors import StoreTimeoutError
 from rallypoint.store.plain import HashStore
 from rallypoint.store.server import StoreServer
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
+from tests.unit.agent.test_exchange import side_by_side
 from tests.unit.agent.third_party import CountingHandler, RaisingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 pytestmark = pytest.mark.process
 
 TIMEOUT = 120.0
-TELL = """
+SHOW = """
 import os
 names = ("RANK", "ROLE_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
 print(*(os.environ[name] for name in names))
@@ -43,7 +45,7 @@ print(*(os.environ[name] for name in names))
 
 
 class NotingAgent(LocalElasticAgent):
-    """What a user writes: a subclass that takes part in a step and leaves the rest as it is."""
+    """A user's subclass, which overrides one step."""
 
     def __init__(self, spec: WorkerSpec, folder: Path, exit_barrier_timeout: float = 60) -> None:
         super().__init__(spec, DefaultLogsSpecs(str(folder), redirects=Std.OUT), "spawn", exit_barrier_timeout)
@@ -60,72 +62,40 @@ class NotingAgent(LocalElasticAgent):
 
 
 def agent_over(
-    handler: RendezvousHandler,
-    folder: Path,
-    text: str,
-    *,
-    role: str = "default",
-    workers: int = 1,
-    max_restarts: int = 0,
-    exit_barrier_timeout: float = 60,
+    handler: RendezvousHandler, folder: Path, text: str, *, exit_barrier_timeout: float = 60, **more: Any
 ) -> NotingAgent:
-    spec = WorkerSpec(
-        role,
-        workers,
-        handler,
-        entrypoint=sys.executable,
-        args=("-u", "-c", text),
-        max_restarts=max_restarts,
-        monitor_interval=0.02,
-    )
+    fields: dict[str, Any] = {"role": "default", "local_world_size": 1, "max_restarts": 0, "monitor_interval": 0.02}
+    fields |= {"rdzv_handler": handler, "entrypoint": sys.executable, "args": ("-u", "-c", text)}
+    spec = WorkerSpec(**fields | more)
     return NotingAgent(spec, folder, exit_barrier_timeout)
 
 
 def run_side_by_side(*agents: NotingAgent) -> list[RunResult]:
-    """Run agents as if each was on a node of its own."""
-    results: dict[int, RunResult] = {}
-
-    def runs(number: int, agent: NotingAgent) -> Callable[[], None]:
-        return lambda: results.update({number: outcome(agent)})
-
-    threads = [threading.Thread(target=runs(number, agent)) for number, agent in enumerate(agents)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
-    return [results[number] for number in range(len(agents))]
+    """Run agents as if each was on its own node."""
+    return side_by_side(len(agents), lambda number: outcome(agents[number]))
 
 
-def told(folder: Path) -> list[str]:
-    """The first line of each worker of each attempt."""
+def outputs(folder: Path) -> list[str]:
+    """The output of each worker of each attempt."""
     return sorted(path.read_text().strip() for path in folder.glob("*/attempt_*/*/stdout.log"))
 
 
 def test_ranks_are_exchanged_over_the_rounds_store(tmp_path: Path) -> None:
-    server = StoreServer("127.0.0.1")
-    stores = [TCPStore("127.0.0.1", server.port) for _ in range(2)]
-    try:
+    with StoreServer("127.0.0.1") as server, ExitStack() as stack:
+        stores = [stack.enter_context(TCPStore("127.0.0.1", server.port)) for _ in range(2)]
         handlers = [CountingHandler(store, "job", 2) for store in stores]
-        a = agent_over(handlers[0], tmp_path / "a", TELL, role="A")
-        b = agent_over(handlers[1], tmp_path / "b", TELL, role="B", workers=2)
+        a = agent_over(handlers[0], tmp_path / "a", SHOW, role="A")
+        b = agent_over(handlers[1], tmp_path / "b", SHOW, role="B", local_world_size=2)
         results = run_side_by_side(a, b)
-        assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 2
-        lines = [line.split() for line in told(tmp_path / "a") + told(tmp_path / "b")]
-        assert sorted(line[0] for line in lines) == ["0", "1", "2"]
-        assert [line[1] for line in lines] == ["0", "0", "1"]
-        assert [line[2:4] for line in lines] == [["3", "1"], ["3", "2"], ["3", "2"]]
-        assert [result.return_values.keys() for result in results] == [
-            set(ranks[0]) for ranks in (a.assigned, b.assigned)
-        ]
-        assert [handler.shut for handler in handlers] == [1, 1]
-    finally:
-        for store in stores:
-            store.close()
-        server.close()
+    assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 2
+    lines = [line.split() for line in outputs(tmp_path / "a") + outputs(tmp_path / "b")]
+    assert sorted(line[0] for line in lines) == ["0", "1", "2"]
+    assert [line[1:4] for line in lines] == [["0", "3", "1"], ["0", "3", "2"], ["1", "3", "2"]]
+    assert [result.return_values.keys() for result in results] == [set(a.assigned[0]), set(b.assigned[0])]
+    assert [handler.shut for handler in handlers] == [1, 1]
 
 
-def test_the_production_agent_meets_by_such_a_handler_and_starts_again() -> None:
+def test_our_own_agent_restarts_its_workers() -> None:
     def fails_once(rank: int, start: int, stopping: threading.Event) -> int:
         if start == 0:
             raise ValueError("once")
@@ -138,34 +108,29 @@ def test_the_production_agent_meets_by_such_a_handler_and_starts_again() -> None
     assert handler.shut == 1
 
 
-def test_a_restart_of_one_agent_brings_the_others_along_without_a_restart_of_theirs(tmp_path: Path) -> None:
-    store = HashStore()
-    # The other one's worker of the first round ends only by being stopped, so it must run before there is a failure.
-    fails_once = (
-        TELL + f"import sys, time\nwhile not os.path.exists({str(tmp_path / 'b')!r} + '/again'): time.sleep(0.01)\n"
-    )
+def test_a_restart_of_one_agent_uses_no_restart_of_another(tmp_path: Path) -> None:
+    store, again = HashStore(), str(tmp_path / "again")
+    # The worker of the second agent ends only when it is stopped, so it must run before the first one fails.
+    fails_once = SHOW + f"import sys, time\nwhile not os.path.exists({again!r}): time.sleep(0.01)\n"
     fails_once += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(1)"
-    waits = TELL + f"import time\nif os.path.exists({str(tmp_path / 'b')!r} + '/again'): raise SystemExit\n"
-    waits += f"open({str(tmp_path / 'b')!r} + '/again', 'w').close()\ntime.sleep(600)"
+    waits = SHOW + f"import time\nif os.path.exists({again!r}): raise SystemExit\n"
+    waits += f"open({again!r}, 'w').close()\ntime.sleep(600)"
     a = agent_over(CountingHandler(store, "job", 2), tmp_path / "a", fails_once, max_restarts=1)
-    b = agent_over(CountingHandler(store, "job", 2), tmp_path / "b", waits, max_restarts=0)
+    b = agent_over(CountingHandler(store, "job", 2), tmp_path / "b", waits)
     results = run_side_by_side(a, b)
     assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 2
     assert len(a.assigned) == len(b.assigned) == 2
-    assert sorted(line.split()[-1] for line in told(tmp_path / "a")) == ["0", "1"]
-    assert sorted(line.split()[-1] for line in told(tmp_path / "b")) == ["0", "1"], "one number for all, and a new one"
+    for name in "ab":
+        assert sorted(line.split()[-1] for line in outputs(tmp_path / name)) == ["0", "1"], "all have one number"
 
 
-def test_the_handlers_own_address_is_where_the_workers_store_is(tmp_path: Path) -> None:
+def test_the_workers_store_has_the_address_of_the_handler(tmp_path: Path) -> None:
     text = "import os\nprint(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
-    agent = agent_over(CountingHandler(HashStore(), "job", 1, address="10.1.2.3"), tmp_path, text)
-    run_side_by_side(agent)
-    assert told(tmp_path) == ["10.1.2.3 1234"]
+    run_side_by_side(agent_over(CountingHandler(HashStore(), "job", 1, address="10.1.2.3"), tmp_path, text))
+    assert outputs(tmp_path) == ["10.1.2.3 1234"]
 
 
-def test_a_barrier_that_fails_does_not_turn_success_into_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_exit_barrier_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = HashStore()
     a = agent_over(CountingHandler(store, "job", 2), tmp_path / "a", "", exit_barrier_timeout=0.2)
     b = agent_over(CountingHandler(store, "job", 2), tmp_path / "b", "raise SystemExit(1)")
@@ -187,7 +152,7 @@ def test_a_barrier_that_fails_does_not_turn_success_into_failure(
     ],
     ids=repr,
 )
-def test_what_the_handler_raises_is_what_the_agent_raises(tmp_path: Path, raised: BaseException) -> None:
+def test_agents_raise_the_errors_of_the_handler(tmp_path: Path, raised: BaseException) -> None:
     handler = RaisingHandler(HashStore(), raised)
     with pytest.raises(type(raised)) as found:
         agent_over(handler, tmp_path, "").run()
@@ -195,66 +160,43 @@ def test_what_the_handler_raises_is_what_the_agent_raises(tmp_path: Path, raised
     assert handler.shut == 1
 
 
-class RaisesWhenAsked(CountingHandler):
-    """One that cannot say how many nodes wait."""
-
-    def num_nodes_waiting(self) -> int:
+def test_an_error_of_the_handler_while_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
         raise RendezvousClosedError("over")
 
-
-def test_what_the_handler_raises_while_workers_run_ends_the_agent_too(tmp_path: Path) -> None:
-    handler = RaisesWhenAsked(HashStore(), "job", 1)
+    handler = CountingHandler(HashStore(), "job", 1)
+    monkeypatch.setattr(handler, "num_nodes_waiting", fail)
     with pytest.raises(RendezvousClosedError, match=r"^over$"):
         agent_over(handler, tmp_path, "import time; time.sleep(600)").run()
 
 
-def test_a_spare_that_the_handler_sends_home_ends_well(tmp_path: Path) -> None:
+def test_agents_that_get_no_ranks(tmp_path: Path) -> None:
     handler = RaisingHandler(HashStore(), RendezvousGracefulExitError("not needed"))
-    assert agent_over(handler, tmp_path, "").run() is None
-
-
-def test_an_exchange_that_fails_ends_the_agent(tmp_path: Path) -> None:
-    """The others of the round never say what they bring."""
+    assert agent_over(handler, tmp_path, "").run() is None, "it was a spare"
     store = HashStore(timeout=0.2)
-    CountingHandler(store, "job", 2)._joined(0, 1)
+    CountingHandler(store, "job", 2)._joined(0, 1)  # which sends nothing more
     with pytest.raises(StoreTimeoutError):
         agent_over(CountingHandler(store, "job", 2), tmp_path, "").run()
 
 
-def told_by(client: PollingRendezvousClient) -> queue.SimpleQueue[Notification]:
-    heard: queue.SimpleQueue[Notification] = queue.SimpleQueue()
-    client.listen(heard.put)
-    return heard
+FAILURE = Fail(0, Cause(0, 0, "h", 42, 1, "boom", "", 0.0, ""), 3)
 
 
-def preempted_client() -> tuple[PollingRendezvousClient, queue.SimpleQueue[Notification]]:
-    """A client that has its place and was asked to preempt the job, and what it says from then on."""
+@pytest.mark.parametrize("then", [Drain(0, needs_consent=True), FAILURE], ids=["saved", "failed"])
+def test_a_preemption_ends_this_node(then: Drain | Fail) -> None:
+    """Such a handler cannot notify other nodes, so each node must receive the signal. A failure restarts nothing."""
     spec = WorkerSpec("default", 1, CountingHandler(HashStore(), "job", 1, address="127.0.0.1"), entrypoint="true")
     client = PollingRendezvousClient(spec)
-    heard = told_by(client)
+    received: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+    client.listen(received.put)
     client.join(NodeInfo("default", 1, "", 0))
-    assert isinstance(heard.get(timeout=TIMEOUT), Placed)
+    assert isinstance(received.get(timeout=TIMEOUT), Placed)
     client.send(PreemptJob(60.0, "received SIGUSR2"))
-    return client, heard
-
-
-def test_a_preemption_ends_this_node_when_its_workers_have_saved() -> None:
-    """Nobody else can be told: under such a handler each node has to be sent the signal."""
-    client, heard = preempted_client()
-    client.send(Drain(0, needs_consent=True))
-    ended = heard.get(timeout=TIMEOUT)
+    client.send(then)
+    ended = received.get(timeout=TIMEOUT)
     assert isinstance(ended, JobEnded)
     assert ended.verdict.ending is Ending.PREEMPTED
     assert ended.verdict.detail.endswith(" received SIGUSR2")
     assert ended.is_delegate
     client.shutdown()
-    assert heard.empty()
-
-
-def test_a_failure_of_a_preempted_node_restarts_nothing() -> None:
-    client, heard = preempted_client()
-    client.send(Fail(0, Cause(0, 0, "h", 42, 1, "boom", "", 0.0, ""), 3))
-    ended = heard.get(timeout=TIMEOUT)
-    assert isinstance(ended, JobEnded)
-    assert ended.verdict.ending is Ending.PREEMPTED
-    client.shutdown()
+    assert received.empty()

@@ -1,4 +1,4 @@
-"""When the agent looks after its standby workers."""
+"""How often the agent looks at its standby workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rallypoint.features import standby
 from rallypoint.features.standby import StandbyWorkers
 
 
-def test_one_that_prepares_for_long_is_known_to_be_ready_soon_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_at_a_slow_standby_worker_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(standby, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: now))
     spec = SimpleNamespace(role="default", local_world_size=2, entrypoint="python", args=(), virtual_local_rank=False)

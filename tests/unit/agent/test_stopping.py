@@ -1,4 +1,4 @@
-"""Agents that stop their workers: in a user's own way, at an unhandled interrupt, and at a late signal."""
+"""Agents stop their workers: in a user's way, at an unhandled interrupt, and at a late signal."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def local(kind: type[LocalElasticAgent], folder: Path, code: str) -> LocalElasti
 
 
 @pytest.mark.parametrize("name", ["_stop_workers", "_shutdown"])
-def test_a_way_of_its_own_to_stop_workers_is_taken(tmp_path: Path, name: str) -> None:
+def test_overridden_stops_are_called(tmp_path: Path, name: str) -> None:
     calls: list[str] = []
 
-    class Noting(LocalElasticAgent):
+    class Overriding(LocalElasticAgent):
         pass
 
-    def noted(self: LocalElasticAgent, *arguments: object) -> None:
-        calls.append(f"{name} of {type(self).__name__}")
+    def override(self: LocalElasticAgent, *arguments: object) -> None:
+        calls.append(type(self).__name__)
         getattr(LocalElasticAgent, name)(self, *arguments)
 
-    setattr(Noting, name, noted)
-    assert outcome(local(Noting, tmp_path, "raise SystemExit(3)")).is_failed()
-    assert calls[0] == f"{name} of Noting"
+    setattr(Overriding, name, override)
+    assert outcome(local(Overriding, tmp_path, "raise SystemExit(3)")).is_failed()
+    assert calls[0] == "Overriding"
 
 
-def test_an_interrupt_that_nobody_handles_leaves_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unhandled_interrupt_leaves_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
     started, pids = threading.Event(), list[int]()
 
-    class Telling(LocalElasticAgent):
+    class Noting(LocalElasticAgent):
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
             ids = super()._start_workers(worker_group)
             pids.extend(ids.values())
@@ -72,7 +72,7 @@ def test_an_interrupt_that_nobody_handles_leaves_no_worker(tmp_path: Path, monke
         assert started.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    agent = local(Telling, tmp_path, "import time; time.sleep(600)")
+    agent = local(Noting, tmp_path, "import time; time.sleep(600)")
     with beside(threading.Thread(target=interrupt)), pytest.raises(KeyboardInterrupt):
         agent.run()
     assert len(pids) == 1
@@ -81,9 +81,7 @@ def test_an_interrupt_that_nobody_handles_leaves_no_worker(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_after_the_end_turns_no_success_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_a_signal_after_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     specs = DefaultLogsSpecs()
     tidied: list[bool] = []
@@ -99,11 +97,11 @@ def test_a_signal_after_the_end_turns_no_success_over(
     before = signal.getsignal(number)
     assert elastic_launch(config, sys.executable)("-c", "") == {0: None}
     assert tidied
-    assert [each.name for each in tmp_path.iterdir()] == [], "the files for commands are elsewhere"
+    assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(number) == before
 
 
-def test_a_node_that_never_had_workers_has_stopped_none(tmp_path: Path) -> None:
+def test_a_node_without_workers_has_stopped_none(tmp_path: Path) -> None:
     spec = WorkerSpec("default", 2, ours(), entrypoint="true")
     workers = WorkerController(spec, rendezvous_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
     assert workers.stopped() == ()

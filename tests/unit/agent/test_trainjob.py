@@ -1,4 +1,4 @@
-"""The progress of a job in the status of its TrainJob: contents, frequency, and that failures do no harm."""
+"""The progress of a job in the status of its TrainJob: contents and frequency; failures do no harm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -27,10 +28,11 @@ def server(tmp_path: Path) -> Iterator[StatusServer]:
 
 
 class Job:
-    """A reporter, and the position and the clock that the test moves."""
+    """A reporter, with a position and a clock that a test moves."""
 
     def __init__(self, server: StatusServer, metrics: Metrics = Metrics(1000, {"loss": 0.25})) -> None:  # noqa: B008
-        self.now, self.position, self.leads, self.metrics = 0.0, HALF, True, metrics
+        self.now, self.leads, self.metrics = 0.0, True, metrics
+        self.position: Position | None = HALF
         self.reporter = Reporter(
             lambda: self.position, lambda: self.leads, lambda: lambda: self.metrics, server.environ, self
         )
@@ -39,15 +41,20 @@ class Job:
         return self.now
 
     def passes(self, seconds: float) -> None:
-        """So much time goes by, and what is under way is done."""
+        """Let time pass, and wait for a request that is under way."""
         self.now += seconds
         self.reporter.step()
         assert self.reporter._thread.wait_idle(30)
 
 
+def status(position: Position, metrics: Metrics, **done: bool) -> dict[str, Any]:
+    (found,) = status_of(position, metrics, NOW, **done).values()
+    assert isinstance(found, dict)
+    return found
+
+
 def test_the_status_has_percentage_time_left_and_metrics() -> None:
-    status = status_of(HALF, Metrics(1000, {"loss": 0.2347, "lr": 1e-5}), NOW)
-    assert status == {
+    assert status_of(HALF, Metrics(1000, {"loss": 0.2347, "lr": 1e-5}), NOW) == {
         "trainerStatus": {
             "lastUpdatedTime": NOW,
             "progressPercentage": 50,
@@ -60,15 +67,13 @@ def test_the_status_has_percentage_time_left_and_metrics() -> None:
             ],
         }
     }
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    unknown = status_of(HALF, Metrics(), NOW)["trainerStatus"]
-    assert unknown == {"lastUpdatedTime": NOW, "metrics": [{"name": "step", "value": "500"}]}
-    first = status_of(Position(0, 50.0, 0, 50.0), Metrics(1000), NOW)["trainerStatus"]
-    assert isinstance(first, dict)
+    assert status(HALF, Metrics()) == {"lastUpdatedTime": NOW, "metrics": [{"name": "step", "value": "500"}]}
+    first = status(Position(0, 50.0, 0, 50.0), Metrics(1000))
     assert first["progressPercentage"] == 0
     assert "estimatedRemainingSeconds" not in first
+    assert status(Position(2000, 9.0, 0, 1.0), Metrics(1000))["progressPercentage"] == 99, "it has not succeeded yet"
+    done = status(HALF, Metrics(1000), done=True)
+    assert (done["progressPercentage"], done["estimatedRemainingSeconds"]) == (100, 0)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +88,19 @@ def test_what_is_not_known_is_left_out() -> None:
         (Position(1, 1e9, 0, 0.0), 2**63 - 1, 2**31 - 1),
     ],
 )
-def test_the_time_left_is_that_of_the_pace_of_this_round(position: Position, total: int, seconds: int | None) -> None:
+def test_remaining_time_by_the_pace_of_this_round(position: Position, total: int, seconds: int | None) -> None:
     assert remaining(position, total) == seconds
 
 
-def test_only_a_job_that_has_succeeded_is_done() -> None:
-    beyond = status_of(Position(2000, 9.0, 0, 1.0), Metrics(1000), NOW)["trainerStatus"]
-    done = status_of(HALF, Metrics(1000), NOW, done=True)["trainerStatus"]
-    assert isinstance(beyond, dict)
-    assert isinstance(done, dict)
-    assert (beyond["progressPercentage"], done["progressPercentage"]) == (99, 100)
-    assert done["estimatedRemainingSeconds"] == 0
-
-
-def test_it_is_sent_with_the_token_of_the_moment_and_no_more_often_than_something_changes(
-    server: StatusServer,
-) -> None:
+def test_changes_are_sent_with_the_current_token(server: StatusServer) -> None:
+    job = Job(server)
+    job.leads = False
+    job.passes(10)
+    job.leads = True
+    job.position = None
+    job.passes(10)
+    job.reporter.finish(succeeded=True)
+    assert server.requests == [], "another node reports, and there is no step yet"
     job = Job(server)
     job.passes(5)
     assert server.requests == []
@@ -114,21 +116,10 @@ def test_it_is_sent_with_the_token_of_the_moment_and_no_more_often_than_somethin
     assert [status["progressPercentage"] for status in server.statuses] == [50, 60]
 
 
-def test_another_node_and_one_without_steps_say_nothing(server: StatusServer) -> None:
-    job = Job(server)
-    job.leads = False
-    job.passes(10)
-    job.leads = True
-    job.position = None  # type: ignore[assignment]
-    job.passes(10)
-    job.reporter.finish(succeeded=True)
-    assert server.requests == []
-
-
-def test_the_last_report_says_how_it_ended(server: StatusServer) -> None:
+def test_the_last_report_has_the_outcome(server: StatusServer) -> None:
     failed, job = Job(server), Job(server)
-    for each in (failed, job):
-        each.passes(10)
+    failed.passes(10)
+    job.passes(10)
     failed.reporter.finish(succeeded=False)
     job.reporter.finish(succeeded=True)
     job.reporter.finish(succeeded=True)
@@ -137,7 +128,7 @@ def test_the_last_report_says_how_it_ended(server: StatusServer) -> None:
     assert job.reporter.wake_at() == float("inf")
 
 
-def test_a_failure_is_said_once_and_asked_more_seldom(server: StatusServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_logged_once_and_retried(server: StatusServer, caplog: pytest.LogCaptureFixture) -> None:
     server.answer = (403, b'{"kind": "Status", "message": "pod is not part of \\u001b[31m this TrainJob"}')
     job = Job(server)
     for number, seconds in enumerate((10, 20, 40, 80)):
@@ -147,53 +138,48 @@ def test_a_failure_is_said_once_and_asked_more_seldom(server: StatusServer, capl
     (line,) = caplog.messages
     assert "127.0.0.1 answers 403: pod is not part of ?[31m this TrainJob; the job continues" in line
     server.answer = (200, b"")
-    job.position = HALF._replace(step=700)
-    job.passes(300)
-    job.position = HALF._replace(step=710)
-    job.passes(10)
+    for step, seconds in ((700, 300), (710, 10)):
+        job.position = HALF._replace(step=step)
+        job.passes(seconds)
     assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize("answer", [(307, b""), (500, b"[" * 5000), (200, b"x" * (1 << 20))])
-def test_any_answer_is_taken(server: StatusServer, answer: tuple[int, bytes], caplog: pytest.LogCaptureFixture) -> None:
+def test_any_answer(server: StatusServer, answer: tuple[int, bytes], caplog: pytest.LogCaptureFixture) -> None:
     server.answer = answer
     Job(server).passes(10)
     assert len(server.requests) == 1, "a redirection is not followed"
     assert len(caplog.messages) == (answer[0] != 200)
 
 
-def test_who_cannot_be_trusted_gets_no_token(
-    server: StatusServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = tmp_path / "other"
-    trustme.CA().cert_pem.write_to_path(str(other))
-    empty = tmp_path / "empty"
-    empty.touch()
+def test_untrusted_servers_get_no_token(server: StatusServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other"))
+    (tmp_path / "empty").touch()
+    good = server.environ
     for changed, words in (
-        ({CA_CERT: str(other)}, "certificate verify failed"),
+        ({CA_CERT: f"{tmp_path}/other"}, "certificate verify failed"),
         ({CA_CERT: "/none"}, "No such file"),
         ({TOKEN: "/none"}, "No such file"),
-        ({TOKEN: str(empty)}, "contains no token"),
-        ({URL: server.environ[URL].replace("https", "http")}, "is not an https address"),
+        ({TOKEN: f"{tmp_path}/empty"}, "contains no token"),
+        ({URL: good[URL].replace("https", "http")}, "is not an https address"),
         ({URL: "https://[::1"}, "is not an https address"),
         ({URL: "https://127.0.0.1:x/"}, "is not an https address"),
         ({URL: "https://127.0.0.1:1/"}, "Connection refused"),
     ):
         caplog.clear()
-        environ, server.environ = server.environ, {**server.environ, **changed}
+        server.environ = {**good, **changed}
         Job(server).passes(10)
-        server.environ = environ
         (line,) = caplog.messages
         assert words in line, changed
     assert server.requests == []
 
 
-def test_a_server_that_hangs_holds_up_nothing(server: StatusServer) -> None:
+def test_a_server_that_hangs_delays_nothing(server: StatusServer) -> None:
     server.hangs = threading.Event()
     job = Job(server)
     job.now += 10
     job.reporter.step()
-    until(lambda: bool(server.requests), lambda: "the request is there")
+    until(lambda: bool(server.requests), "the request has arrived")
     began = time.monotonic()
     job.position = HALF._replace(step=600)
     job.now += 10

@@ -43,46 +43,43 @@ class Broken(Usual):
         raise OSError("no descriptor is left")
 
 
-ASK: dict[str, Callable[[Watchers], object]] = {
+CALLS: dict[str, Callable[[Watchers], object]] = {
     "fds": lambda watchers: list(watchers.fds()),
     "wake_at": lambda watchers: watchers.wake_at(),
     "step": lambda watchers: list(watchers.step()),
 }
 
 
-@pytest.mark.parametrize("method", ASK)
-def test_a_source_that_fails_is_dropped_and_the_others_go_on(method: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("method", CALLS)
+def test_a_failed_source_is_dropped(method: str, caplog: pytest.LogCaptureFixture) -> None:
     watchers = Watchers()
+    assert [call(watchers) for call in CALLS.values()] == [[], math.inf, []]
     watchers.add(Broken(method))
     watchers.add(Usual())
-    for ask in (*ASK.values(), *ASK.values()):
-        ask(watchers)
-    assert [ask(watchers) for ask in ASK.values()] == [[7], 5.0, [TimerFired(Timer.NOTICE)]]
+    for call in (*CALLS.values(), *CALLS.values()):
+        call(watchers)
+    assert [call(watchers) for call in CALLS.values()] == [[7], 5.0, [TimerFired(Timer.NOTICE)]]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "Broken failed; the job continues without it. This is a bug in Rallypoint (please report it)"
     ]
 
 
-def test_without_sources_there_is_nothing_to_wait_for() -> None:
-    assert (list(Watchers().fds()), Watchers().wake_at(), list(Watchers().step())) == ([], math.inf, [])
-
-
-def test_an_observer_that_fails_is_dropped_and_the_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Event | None] = []
+def test_a_failed_observer_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    observed: list[Event | None] = []
 
     def broken(*_: object) -> None:
         raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
 
     watchers = Watchers()
     watchers.observe_with(broken)
-    watchers.observe_with(lambda _before, event, _after, _steps: told.append(event))
+    watchers.observe_with(lambda _before, event, _after, _steps: observed.append(event))
     watchers.observe(STATE, None, STATE, ())
     watchers.observe(STATE, TimerFired(Timer.NOTICE), STATE, ())
-    assert told == [None, TimerFired(Timer.NOTICE)]
+    assert observed == [None, TimerFired(Timer.NOTICE)]
     assert len([record for record in caplog.records if "broken" in record.message]) == 1
 
 
-def test_the_time_of_each_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_each_source_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     monkeypatch.setattr(sources, "SYSTEM_CLOCK", clock)
 
@@ -95,10 +92,10 @@ def test_the_time_of_each_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for watcher in (Slow(), Broken("step"), Slow()):
         watchers.add(watcher)
     list(watchers.step())
-    assert watchers.seconds == {Slow.__name__: 4.0, "Broken": 0.0}, "also of one that raises"
+    assert watchers.seconds == {Slow.__name__: 4.0, "Broken": 0.0}, "also of the one that raises"
 
 
-def test_what_ends_the_agent_is_not_caught() -> None:
+def test_interrupts_are_not_caught() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Variables of other frameworks: the values of each kind, the reserved ports, and the messages."""
+"""Variables of other frameworks: their values, the reserved ports, and the messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -35,15 +36,15 @@ RECORDS = {
 PLACE = WorkerPlace(3, 4, 1, 2, RECORDS, {}, gpus=0, shares_gpus=True)
 
 
-def given(kind: str, place: WorkerPlace = PLACE) -> Mapping[str, str]:
-    """What a kind gives; nothing that it has not named, which preloaded workers would not get."""
+def variables_of(kind: str, place: WorkerPlace = PLACE) -> Mapping[str, str]:
+    """The variables of a kind. All must be in its `names`: preloaded workers get no others."""
     found = KINDS[kind].variables(place)
     assert set(found) <= KINDS[kind].names
     return found
 
 
-def test_jax_gets_the_coordinator_and_is_led_to_the_numbers() -> None:
-    assert given("jax") == {
+def test_jax() -> None:
+    assert variables_of("jax") == {
         "JAX_COORDINATOR_ADDRESS": "node0:7000",
         "JAX_COORDINATOR_PORT": "7000",
         "JAX_NUM_PROCESSES": "4",
@@ -53,22 +54,16 @@ def test_jax_gets_the_coordinator_and_is_led_to_the_numbers() -> None:
         "OMPI_COMM_WORLD_SIZE": "4",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     }
-
-
-def test_jax_over_ipv6() -> None:
-    found = given("jax", PLACE._replace(records={0: RECORDS[0]._replace(address="2001:db8::2")}))
-    assert found["JAX_COORDINATOR_ADDRESS"] == "[2001:db8::2]:7000"
-    assert found["OMPI_MCA_orte_hnp_uri"] == "0.0;tcp6://[2001:db8::2]:7000"
-
-
-def test_jax_under_slurm_has_the_workers_numbers_and_not_the_tasks() -> None:
+    over_ipv6 = variables_of("jax", PLACE._replace(records={0: RECORDS[0]._replace(address="2001:db8::2")}))
+    assert over_ipv6["JAX_COORDINATOR_ADDRESS"] == "[2001:db8::2]:7000"
+    assert over_ipv6["OMPI_MCA_orte_hnp_uri"] == "0.0;tcp6://[2001:db8::2]:7000"
     inherited = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
-    found = given("jax", PLACE._replace(inherited=inherited))
-    assert {name: value for name, value in found.items() if name.startswith("SLURM")} == {
+    slurm = variables_of("jax", PLACE._replace(inherited=inherited))
+    assert {name: value for name, value in slurm.items() if name.startswith("SLURM")} == {
         "SLURM_PROCID": "3",
         "SLURM_LOCALID": "1",
         "SLURM_NTASKS": "4",
-    }
+    }, "the numbers of the worker, not those of the task"
 
 
 @pytest.mark.parametrize(
@@ -83,24 +78,22 @@ def test_jax_under_slurm_has_the_workers_numbers_and_not_the_tasks() -> None:
         (0, 2, 1, True, None),
     ],
 )
-def test_jax_gets_an_equal_share_of_the_gpus(
-    gpus: int, workers: int, local_rank: int, shares: bool, devices: str | None
-) -> None:
+def test_jax_device_ids(gpus: int, workers: int, local_rank: int, shares: bool, devices: str | None) -> None:
     place = PLACE._replace(gpus=gpus, local_world_size=workers, local_rank=local_rank, shares_gpus=shares)
-    assert given("jax", place).get("JAX_LOCAL_DEVICE_IDS") == devices
+    assert variables_of("jax", place).get("JAX_LOCAL_DEVICE_IDS") == devices
     own = place._replace(inherited={"JAX_LOCAL_DEVICE_IDS": "1"})
-    assert "JAX_LOCAL_DEVICE_IDS" not in given("jax", own), "the user's own stands"
+    assert "JAX_LOCAL_DEVICE_IDS" not in variables_of("jax", own), "the user's choice counts"
 
 
-def test_tf_config_names_all_workers_by_rank() -> None:
-    assert json.loads(given("tf")["TF_CONFIG"]) == {
+def test_tf_config() -> None:
+    assert json.loads(variables_of("tf")["TF_CONFIG"]) == {
         "cluster": {"worker": ["node0:40", "node0:41", "[2001:db8::1]:42", "[2001:db8::1]:43"]},
         "task": {"type": "worker", "index": 3},
     }
 
 
-def test_ompi_agrees_with_what_jax_is_led_to() -> None:
-    found = given("ompi")
+def test_ompi_agrees_with_jax() -> None:
+    found = variables_of("ompi")
     assert found == {
         "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_SIZE": "4",
@@ -109,134 +102,107 @@ def test_ompi_agrees_with_what_jax_is_led_to() -> None:
         "OMPI_COMM_WORLD_NODE_RANK": "1",
         "OMPI_UNIVERSE_SIZE": "4",
     }
-    assert found.items() & given("jax").items() == {item for item in found.items() if item[0] in given("jax")}
-    assert "OMPI_MCA_orte_hnp_uri" not in found, "by that jax, and Open MPI itself, would take it for mpirun's"
+    jax = variables_of("jax")
+    assert found.items() & jax.items() == {item for item in found.items() if item[0] in jax}
+    assert "OMPI_MCA_orte_hnp_uri" not in found, "it would mean mpirun to jax and Open MPI"
 
 
-def test_names() -> None:
+def test_checked_frameworks() -> None:
     assert checked_frameworks(["ompi", "torch", "jax", "ompi"]) == ("jax", "ompi")
     assert checked_frameworks(["torch"]) == ()
     with pytest.raises(UserError, match="'horovod' is not one of torch, jax, tf, ompi"):
         checked_frameworks(["horovod"])
 
 
-# Ports
-
-
-@pytest.fixture
-def reserved() -> Iterator[ReservedPorts]:
-    made = ReservedPorts()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_reserved_port_is_kept_for_who_listens_as_grpc_does(reserved: ReservedPorts, address: str) -> None:
-    (port,) = reserved.reserve(1)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as other, pytest.raises(OSError, match="in use") as refused:
-        other.bind((address, port))
-    assert refused.value.errno == errno.EADDRINUSE
-    with socket.socket(family) as worker, socket.socket(family) as client:
-        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        worker.bind((address, port))
-        worker.listen()
-        client.connect((address, port))
-        with worker.accept()[0] as accepted:
-            accepted.sendall(b"here")
-        assert client.recv(9) == b"here"
+def test_reserved_ports_are_free_for_grpc(address: str) -> None:
+    with closing(ReservedPorts()) as reserved:
+        port, unused = first = reserved.reserve(2)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as other, pytest.raises(OSError, match="in use") as refused:
+            other.bind((address, port))
+        assert refused.value.errno == errno.EADDRINUSE
+        with socket.socket(family) as worker, socket.socket(family) as client:
+            worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            worker.bind((address, port))
+            worker.listen()
+            client.connect((address, port))
+            with worker.accept()[0] as accepted:
+                accepted.sendall(b"here")
+            assert client.recv(9) == b"here"
+        second = reserved.reserve(2)
+        assert len({*first, *second}) == 4, "each round has its own ports"
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", unused))
 
 
-def test_each_round_has_ports_of_its_own(reserved: ReservedPorts) -> None:
-    first = reserved.reserve(3)
-    second = reserved.reserve(2)
-    assert len({*first, *second}) == 5
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", first[0]))
-
-
-# In an agent
-
-
-def entered(*kinds: str, nodes: int = 1) -> ThreadWorkers:
+@contextmanager
+def entered(*kinds: str, nodes: int = 1) -> Iterator[ThreadWorkers]:
     """Workers of an agent that has entered a round of one node."""
     workers = ThreadWorkers(lambda rank, start, stopping: rank, ours())
-    workers.max_nodes = nodes
-    with_features(workers, worker_env=kinds)
-    ranks = NodeRanks(0, 1, 0, 1)
-    workers.enter_round(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))
-    for each in workers.preparations:
-        each.begin(workers.group)
-    return workers
+    with closing(workers):
+        workers.max_nodes = nodes
+        with_features(workers, worker_env=kinds)
+        enter_round(workers, Placement(0, 0, 1, NodeRanks(0, 1, 0, 1), "127.0.0.1", 1, 0))
+        yield workers
 
 
 def environment(group: WorkerGroup) -> dict[str, str]:
     return worker_environment(group, group.workers[0], constant_environment(group.spec, {}), {})
 
 
-def test_workers_get_them_beside_torchs() -> None:
-    workers = entered("torch", "jax", "tf", "ompi")
-    found = environment(workers.group)
-    assert found["MASTER_ADDR"] == "127.0.0.1"
-    assert found["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
-    (tf,) = json.loads(found["TF_CONFIG"])["cluster"]["worker"]
-    assert tf != found["JAX_COORDINATOR_ADDRESS"]
-    assert found["OMPI_UNIVERSE_SIZE"] == "1"
-    sources = workers.group.variable_sources
-    own = per_worker_variables(workers.group.spec, ()).union(*(each.names for each in sources))
-    assert set(found) - own <= {"ROLE_NAME", "LOCAL_WORLD_SIZE", "PYTHONFAULTHANDLER"} | {
-        name for name in found if name.startswith(("TORCH", "LOCAL"))
-    }
-    workers.close()
+def test_workers_get_the_variables_of_all_kinds() -> None:
+    with entered("torch", "jax", "tf", "ompi") as workers:
+        found = environment(workers.group)
+        assert found["MASTER_ADDR"] == "127.0.0.1"
+        assert found["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
+        (tf,) = json.loads(found["TF_CONFIG"])["cluster"]["worker"]
+        assert tf != found["JAX_COORDINATOR_ADDRESS"]
+        assert found["OMPI_UNIVERSE_SIZE"] == "1"
+        sources = workers.group.variable_sources
+        own = per_worker_variables(workers.group.spec, ()).union(*(source.names for source in sources))
+        constant = {"ROLE_NAME", "LOCAL_WORLD_SIZE", "PYTHONFAULTHANDLER"}
+        assert all(name in constant or name.startswith(("TORCH", "LOCAL")) for name in set(found) - own)
+        (setup,) = workers.preparations
+        assert isinstance(setup, RoundSetup)
+        (exchange,) = setup.steps
+        assert isinstance(exchange, PeerExchange)
+        assert exchange_of(workers, 1, "a check") is exchange, "there is one exchange"
+        assert [user.use for user in exchange.users] == ["jax", "tf"]
+        assert workers.group.placement is not None
+        enter_round(workers, workers.group.placement._replace(round=1))
+        address = environment(workers.group)["JAX_COORDINATOR_ADDRESS"]
+        assert address != found["JAX_COORDINATOR_ADDRESS"], "each round has its own coordinator"
 
 
-def test_nothing_is_done_for_torch_alone_and_no_exchange_for_ompi() -> None:
-    for kinds in (("torch",), ("ompi",)):
-        workers = entered(*kinds, nodes=2)
+@pytest.mark.parametrize("kind", ["torch", "ompi"])
+def test_torch_and_ompi_need_no_exchange(kind: str) -> None:
+    with entered(kind, nodes=2) as workers:
         assert not workers.preparations
-        workers.close()
 
 
-def test_a_new_round_has_another_coordinator() -> None:
-    workers = entered("jax")
-    before = environment(workers.group)["JAX_COORDINATOR_ADDRESS"]
-    assert workers.group.placement is not None
-    enter_round(workers, workers.group.placement._replace(round=1))
-    assert environment(workers.group)["JAX_COORDINATOR_ADDRESS"] != before
-    workers.close()
+def test_a_node_without_the_flag_is_named() -> None:
+    with entered() as workers:
+        round_ = RoundInSetup(workers.group, SYSTEM_CLOCK)
+        round_.records = {**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})}
+        with pytest.raises(ValueError, match="n1 reported no port for tf; start all nodes with the same --worker-env"):
+            FrameworkVariables("tf", KINDS["tf"], workers.group).take(round_)
 
 
-def test_a_node_that_was_started_without_it_is_named() -> None:
-    group = entered().group
-    round_ = RoundInSetup(group, SYSTEM_CLOCK)
-    round_.records = {**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})}
-    made = FrameworkVariables("tf", KINDS["tf"], group)
-    with pytest.raises(ValueError, match="n1 reported no port for tf; start all nodes with the same --worker-env"):
-        made.take(round_)
-
-
-def test_no_store_before_the_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_shared_store_an_exchange_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    with pytest.raises(UserError, match=r"--worker-env=jax.*TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*unset"):
-        entered("jax", nodes=2)
-    entered("ompi", nodes=2)
-
-
-def test_one_exchange_serves_all() -> None:
-    workers = entered("jax", "tf")
-    (setup,) = workers.preparations
-    assert isinstance(setup, RoundSetup)
-    (exchange,) = setup.steps
-    assert isinstance(exchange, PeerExchange)
-    assert exchange_of(workers, 1, "a check") is exchange
-    assert [each.use for each in exchange.users] == ["jax", "tf"]
-    workers.close()
+    with (
+        pytest.raises(UserError, match=r"--worker-env=jax.*TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*unset"),
+        entered("jax", nodes=2),
+    ):
+        pass
+    with entered("ompi", nodes=2):
+        pass
 
 
 def test_virtual_local_ranks_see_one_gpu_each() -> None:
-    workers = entered("jax")
-    workers.group.spec.virtual_local_rank = True
-    workers.group.workers = [Worker(0, 0, 0, 1, 1)]
-    (source,) = workers.group.variable_sources
-    assert source.variables(workers.group.workers[0], {"LOCAL_RANK": "0"})["OMPI_COMM_WORLD_LOCAL_RANK"] == "0"
-    workers.close()
+    with entered("jax") as workers:
+        workers.group.spec.virtual_local_rank = True
+        workers.group.workers = [Worker(0, 0, 0, 1, 1)]
+        (source,) = workers.group.variable_sources
+        assert source.variables(workers.group.workers[0], {"LOCAL_RANK": "0"})["OMPI_COMM_WORLD_LOCAL_RANK"] == "0"

@@ -1,4 +1,4 @@
-"""Reading workers' output for operators: the last lines, and for followers the new ones, each line once."""
+"""Reading workers' output for operators: the last lines, and each new line once for followers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Context:
 
 
 class Node:
-    """Workers of the global ranks from 4 on, each with a file for its standard output."""
+    """Workers with global ranks from 4, each with a file for its standard output."""
 
     def __init__(self, folder: Path, count: int = 1) -> None:
         self._folder = folder
@@ -45,9 +45,9 @@ class Node:
         self.restart(0)
 
     def restart(self, attempt: int) -> None:
-        self.files = [self._folder / f"{attempt}-{each.local_rank}" for each in self.workers.group.workers]
-        for each in self.files:
-            each.touch()
+        self.files = [self._folder / f"{attempt}-{worker.local_rank}" for worker in self.workers.group.workers]
+        for file in self.files:
+            file.touch()
         nowhere = dict.fromkeys(range(len(self.files)), "/dev/null")
         self.workers.pcontext = Context({local: str(path) for local, path in enumerate(self.files)}, nowhere)
 
@@ -63,7 +63,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing new is an answer at once."""
+    """Readers do not wait for new lines."""
     monkeypatch.setattr(worker_output, "_LONGEST_WAIT", 0.0)
 
 
@@ -72,19 +72,19 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Nothing at all would look like workers that write nothing."""
+def test_unreadable_logs_are_named(tmp_path: Path) -> None:
+    """Without a note, they would look like workers that write nothing."""
     node = Node(tmp_path, 3)
     node.files[0].write_text("here\n")
     for file in node.files[1:]:
         file.unlink()
     found = node.ask(cursor=7)
-    assert [each.rank for each in found.pieces] == [4]
+    assert [piece.rank for piece in found.pieces] == [4]
     assert found.notes == ("logs of ranks 5-6 cannot be read: No such file or directory",)
-    assert node.ask(cursor=7) == NodeLogs(()), "it is said once"
+    assert node.ask(cursor=7) == NodeLogs(()), "there is one note"
 
 
-def test_the_last_lines_of_each_worker_or_of_some(tmp_path: Path) -> None:
+def test_last_lines_of_workers(tmp_path: Path) -> None:
     node = Node(tmp_path, 2)
     append(node.files[0], "a\nb\nc\nunfinished")
     append(node.files[1], "x\n")
@@ -93,7 +93,7 @@ def test_the_last_lines_of_each_worker_or_of_some(tmp_path: Path) -> None:
     assert node.lines(0) == []
 
 
-def test_who_follows_is_sent_each_line_once_and_whole(tmp_path: Path) -> None:
+def test_followers_get_each_line_once_and_whole(tmp_path: Path) -> None:
     node = Node(tmp_path)
     append(node.files[0], "a\nb\nc\nunfin")
     assert node.lines(2, cursor=7) == ["[rank4]: b", "[rank4]: c"]
@@ -101,9 +101,11 @@ def test_who_follows_is_sent_each_line_once_and_whole(tmp_path: Path) -> None:
     append(node.files[0], "ished\nd\n")
     assert node.lines(2, cursor=7) == ["[rank4]: unfinished", "[rank4]: d"]
     assert node.lines(1, cursor=8) == ["[rank4]: d"], "another follower"
+    node.files[0].write_text("b\n")
+    assert node.lines(cursor=7) == ["[rank4]: b"], "a truncated file is read from its beginning"
 
 
-def test_the_rest_of_a_start_comes_before_all_of_the_next(tmp_path: Path) -> None:
+def test_the_rest_of_an_attempt_comes_before_the_next(tmp_path: Path) -> None:
     node = Node(tmp_path)
     append(node.files[0], "a\n")
     assert node.lines(1, cursor=7) == ["[rank4]: a"]
@@ -113,11 +115,13 @@ def test_the_rest_of_a_start_comes_before_all_of_the_next(tmp_path: Path) -> Non
     assert node.lines(1, cursor=7) == ["[rank4]: ValueError: boom", "[rank4]: b", "[rank4]: c"]
 
 
-def test_an_answer_has_what_there_is_room_for_and_the_next_ones_have_the_rest(tmp_path: Path) -> None:
-    node = Node(tmp_path, 3)
+@pytest.mark.parametrize(("workers", "lines", "width"), [(3, 5000, 0), (40, 1, 2000)])
+def test_answers_are_bounded_and_the_rest_follows(tmp_path: Path, workers: int, lines: int, width: int) -> None:
+    node = Node(tmp_path, workers)
     assert node.ask(1, cursor=7).pieces == ()
-    written = {4 + local: "".join(f"{local} {number}\n" for number in range(5000)) for local in range(3)}
+    written = {}
     for local, path in enumerate(node.files):
+        written[4 + local] = "".join(f"{local} {number} {'x' * width}\n" for number in range(lines))
         append(path, written[4 + local])
     got = dict.fromkeys(written, "")
     while pieces := node.ask(1, cursor=7, most=8 * 1024).pieces:
@@ -126,28 +130,7 @@ def test_an_answer_has_what_there_is_room_for_and_the_next_ones_have_the_rest(tm
     assert got == written
 
 
-def test_with_many_workers_all_have_their_turn(tmp_path: Path) -> None:
-    node = Node(tmp_path, 40)
-    node.ask(1, cursor=7)
-    for path in node.files:
-        append(path, "x" * 2000 + "\n")
-    seen: set[int] = set()
-    while pieces := node.ask(1, cursor=7, most=8 * 1024).pieces:
-        seen |= {each.rank for each in pieces}
-    assert seen == set(range(4, 44))
-
-
-def test_a_file_that_was_cut_short_is_read_from_its_beginning(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    append(node.files[0], "a long line\n")
-    node.ask(cursor=7)
-    node.files[0].write_text("b\n")
-    assert node.lines(cursor=7) == ["[rank4]: b"]
-
-
-def test_what_passes_through_the_agent_is_followed_and_what_does_not_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_that_passes_through_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_output, "_console", lambda _end: None)
     node = Node(tmp_path)
     context = node.workers.pcontext = Context({}, {}, b"Traceback\nboom\n")
@@ -158,7 +141,7 @@ def test_what_passes_through_the_agent_is_followed_and_what_does_not_is_named(
     assert node.ask(1, cursor=7) == NodeLogs(((4, b"again\n"),))  # type: ignore[arg-type]
 
 
-def test_whoever_follows_is_answered_when_the_agent_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_get_an_answer_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_output, "_LONGEST_WAIT", 3600.0)
     node = Node(tmp_path)
     answers: list[bytes] = []
@@ -173,8 +156,8 @@ def test_whoever_follows_is_answered_when_the_agent_ends(tmp_path: Path, monkeyp
     assert list(log_lines(decode_logs(answers[0]), "n", labelled=False)) == ["last words without an end"]
 
 
-def test_what_a_program_has_written_cannot_change_the_terminal(tmp_path: Path) -> None:
+def test_output_cannot_change_the_terminal(tmp_path: Path) -> None:
     node = Node(tmp_path)
     append(node.files[0], "\x1b[31mred\x1b[0m \x1b]0;title\x07\n 1%\r 50%\r100%\r\n\ttab\n")
-    lines = [each.removeprefix("[rank4]: ") for each in node.lines()]
+    lines = [line.removeprefix("[rank4]: ") for line in node.lines()]
     assert lines == ["red ?]0;title?", "100%", "\ttab"]

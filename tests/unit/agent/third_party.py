@@ -1,4 +1,4 @@
-"""A rendezvous as a third party would write it, which must be polled. Nodes count themselves in over a store."""
+"""A rendezvous as third parties write them, which must be polled. Nodes count themselves over a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rallypoint.store.prefix import PrefixStore
 
 
 class CountingHandler(RendezvousHandler):
-    """Rounds of exactly `size` nodes; the order in which they come is their rank."""
+    """Rounds of exactly `size` nodes, ranked in the order in which they join."""
 
     def __init__(self, store: Store, run_id: str, size: int, address: str = "") -> None:
         self._store = store
@@ -56,7 +56,7 @@ class CountingHandler(RendezvousHandler):
 
 
 class RaisingHandler(CountingHandler):
-    """One whose rendezvous comes to nothing."""
+    """A handler whose rendezvous fails."""
 
     def __init__(self, store: Store, error: BaseException) -> None:
         super().__init__(store, "raising", 1)
@@ -67,7 +67,7 @@ class RaisingHandler(CountingHandler):
 
 
 def outcome(agent: WorkerController | ElasticAgent) -> RunResult:
-    """What the run of an agent that takes part comes to."""
+    """The result of an agent that takes part."""
     result = run_agent(agent) if isinstance(agent, WorkerController) else agent.run()
-    assert result is not None, "it was a spare that was not needed"
+    assert result is not None, "it was a spare"
     return result

@@ -1,4 +1,4 @@
-"""One worker that is a thread, for the loop of our own agent."""
+"""A worker that is a thread, for the loop of our own agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ThreadWorkers(WorkerController):
         super().__init__(of, rendezvous_of(of), GracePeriods(), DefaultLogsSpecs())
         self._task = task
         self._thread: threading.Thread | None = None
-        self._told_to_stop = threading.Event()
+        self._stopping = threading.Event()
         self._result = RunResult(WorkerState.HEALTHY)
         self.calls: list[str] = []
         self.runs = threading.Event()
@@ -45,16 +45,16 @@ class ThreadWorkers(WorkerController):
 
     def start(self) -> None:
         self.calls.append("start")
-        self._told_to_stop = threading.Event()
+        self._stopping = threading.Event()
         self._result = RunResult(WorkerState.HEALTHY)
-        self._thread = threading.Thread(target=self._work, args=(self.group.restarts, self._told_to_stop))
+        self._thread = threading.Thread(target=self._work, args=(self.group.restarts, self._stopping))
         self._thread.start()
         self.started({0: self._thread.ident})
         self.runs.set()
 
-    def _work(self, start: int, told_to_stop: threading.Event) -> None:
+    def _work(self, start: int, stopping: threading.Event) -> None:
         try:
-            self._result = RunResult(WorkerState.SUCCEEDED, {0: self._task(0, start, told_to_stop)})
+            self._result = RunResult(WorkerState.SUCCEEDED, {0: self._task(0, start, stopping)})
         except ValueError:
             failure = ProcessFailure(0, 1, 1, "")
             self._result = RunResult(WorkerState.FAILED, failures={0: failure})
@@ -72,7 +72,7 @@ class ThreadWorkers(WorkerController):
         self.join()
 
     def join(self) -> None:
-        """Stop the thread, and wait until it is gone."""
-        self._told_to_stop.set()
+        """Stop the thread, and wait for its end."""
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join(30)
