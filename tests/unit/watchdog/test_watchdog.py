@@ -1,4 +1,4 @@
-"""The file timer's server, on real processes and a real pipe."""
+"""The file timer's server, with real processes and a real pipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ours(_pid: int) -> bool:
 
 
 class Run:
-    """A watchdog and what it has reported."""
+    """A watchdog and its reports."""
 
     def __init__(self, path: str, may_kill: Callable[[int], bool], grace: float) -> None:
         self.reported: list[tuple[str, FileTimerRequest | None]] = []
@@ -102,43 +102,41 @@ def write(run: Run, data: bytes) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who shows its stacks has a long time for it."""
+    """Processes have a long time to show their stacks."""
     monkeypatch.setattr(watchdog, "STACKS_TIMEOUT", TIMEOUT)
 
 
+WAITS = "import signal; print('up', flush=True); signal.pause()"
+
+
 @pytest.mark.usefixtures("patient")
-def test_who_is_late_leaves_its_stacks_and_is_killed(tmp_path: Path) -> None:
+def test_a_late_worker_shows_its_stacks_and_is_killed(tmp_path: Path) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.2, 9) as late:
         run.until(late.ended)
         code, errors = late.ends()
         assert code == -signal.SIGABRT
         assert "hangs_here" in errors
-        assert [(each.pid, each.scope, each.signal) for each in run.expired] == [(late.pid, "scope", 9)]
-        assert run.expired[0].seconds <= 0.2
-        assert run.expired[0].why == f"its timer 'scope' of {run.expired[0].seconds:.1f} s ran out"
+        (expired,) = run.expired
+        assert (expired.pid, expired.scope, expired.signal) == (late.pid, "scope", 9)
+        assert expired.seconds <= 0.2
+        assert expired.why == f"its timer 'scope' of {expired.seconds:.1f} s ran out"
         assert run.names() == [STARTED, EXPIRED, KILLED]
         reported = run.reported[-1][1]
         assert reported is not None
         assert (reported.worker_pid, reported.signal) == (late.pid, 9)
 
 
-def test_who_has_no_faulthandler_is_killed_at_once(tmp_path: Path) -> None:
-    with (
-        running(tmp_path) as run,
-        holder(HANGS.replace("faulthandler.enable()", ""), run.watchdog.path, 0.1, 9) as late,
-    ):
+@pytest.mark.parametrize(
+    "enable", ["", "signal.signal(signal.SIGABRT, lambda *_: time.sleep(1000))"], ids=["no faulthandler", "slow stacks"]
+)
+def test_without_stacks_a_late_worker_is_killed(tmp_path: Path, enable: str) -> None:
+    text = HANGS.replace("faulthandler.enable()", enable)
+    with running(tmp_path) as run, holder(text, run.watchdog.path, 0.1, 9) as late:
         run.until(late.ended)
         assert late.ends() == (-signal.SIGKILL, "")
 
 
-def test_stacks_that_take_too_long_cost_nobody_the_end(tmp_path: Path) -> None:
-    stays = HANGS.replace("faulthandler.enable()", "signal.signal(signal.SIGABRT, lambda *_: time.sleep(1000))")
-    with running(tmp_path) as run, holder(stays, run.watchdog.path, 0.1, 9) as late:
-        run.until(late.ended)
-        assert late.ends()[0] == -signal.SIGKILL
-
-
-def test_a_release_in_time_ends_nobody(tmp_path: Path) -> None:
+def test_a_release_in_time(tmp_path: Path) -> None:
     text = HOLDS + "client.release('scope'); print('released', flush=True); signal.pause()"
     with running(tmp_path) as run, holder(text, run.watchdog.path, 60, 9) as good:
         good.is_up()
@@ -147,13 +145,7 @@ def test_a_release_in_time_ends_nobody(tmp_path: Path) -> None:
         run.step()
         assert run.expired == []
         assert run.watchdog.wake_at() == math.inf
-        assert not good.ended()
-
-
-def test_a_release_counts_however_late_the_loop_comes(tmp_path: Path) -> None:
-    """Both lines wait in the pipe, and the timer's time is over, when the loop looks."""
-    with running(tmp_path) as run, holder("import signal; print('up', flush=True); signal.pause()") as good:
-        good.is_up()
+        # The time is over when the loop reads both lines.
         write(run, request(good.pid, "scope", -5))
         write(run, FileTimerRequest(good.pid, "scope", -1).to_json().encode() + b"\n")
         run.step()
@@ -162,7 +154,7 @@ def test_a_release_counts_however_late_the_loop_comes(tmp_path: Path) -> None:
         assert not good.ended()
 
 
-def test_a_jump_of_the_wall_clock_ends_nobody(tmp_path: Path) -> None:
+def test_jumps_of_the_wall_clock_change_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 60, 9) as good:
         good.is_up()
         run.step()
@@ -173,58 +165,51 @@ def test_a_jump_of_the_wall_clock_ends_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_signal_of_the_workers_own_choice_and_what_follows_if_it_does_not_help(tmp_path: Path) -> None:
-    gentle = "import os, signal; signal.signal(15, lambda *_: os._exit(7))\n" + HANGS
-    stays = "import signal; signal.signal(15, signal.SIG_IGN)\n" + HANGS
-    with running(tmp_path, grace=TIMEOUT) as run, holder(gentle, run.watchdog.path, 0.1, 15) as one:
-        run.until(one.ended)
-        assert one.ends()[0] == 7
-    with running(tmp_path, grace=0.2) as run, holder(stays, run.watchdog.path, 0.1, 15) as other:
-        run.until(other.ended)
-        code, errors = other.ends()
-        assert code == -signal.SIGABRT
-        assert "hangs_here" in errors
+@pytest.mark.parametrize(
+    ("handler", "grace", "code", "stacks"),
+    [("lambda *_: os._exit(7)", TIMEOUT, 7, False), ("signal.SIG_IGN", 0.2, -signal.SIGABRT, True)],
+)
+def test_a_signal_chosen_by_the_worker(tmp_path: Path, handler: str, grace: float, code: int, stacks: bool) -> None:
+    text = f"import os, signal; signal.signal(15, {handler})\n" + HANGS
+    with running(tmp_path, grace=grace) as run, holder(text, run.watchdog.path, 0.1, 15) as late:
+        run.until(late.ended)
+        found, errors = late.ends()
+        assert (found, "hangs_here" in errors) == (code, stacks)
 
 
 def test_a_signal_of_zero_is_only_reported(tmp_path: Path) -> None:
-    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.1, 0) as reported:
-        reported.is_up()
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.1, 0) as late:
+        late.is_up()
         run.until(lambda: bool(run.expired))
         assert run.expired[0].signal == 0
         assert run.names() == [STARTED, EXPIRED]
         assert run.watchdog.wake_at() == math.inf
-        assert not reported.ended()
+        assert not late.ended()
 
 
 def test_the_first_deadly_timer_of_a_process_counts(tmp_path: Path) -> None:
-    with running(tmp_path) as run, holder("import signal; print('up', flush=True); signal.pause()") as late:
+    with running(tmp_path) as run, holder(WAITS) as late:
         late.is_up()
-        for line in (
-            request(late.pid, "third", -1, 9),
-            request(late.pid, "first", -3, 0),
-            request(late.pid, "second", -2, 10),
-            request(late.pid, "never", 1000, 9),
-        ):
-            write(run, line)
+        for scope, seconds, number in (("third", -1, 9), ("first", -3, 0), ("second", -2, 10), ("never", 1000, 9)):
+            write(run, request(late.pid, scope, seconds, number))
         run.until(lambda: late.ended() and run.watchdog.wake_at() == math.inf)
         assert late.ends()[0] == -signal.SIGUSR1
-        assert [each.scope for each in run.expired] == ["second", "first", "third"]
+        assert [expiry.scope for expiry in run.expired] == ["second", "first", "third"]
 
 
-def test_only_our_own_are_ended(tmp_path: Path) -> None:
-    text = "import signal; print('up', flush=True); signal.pause()"
-    with holder(text) as ours_, holder(text) as other:
-        ours_.is_up()
+def test_only_our_own_processes_are_ended(tmp_path: Path) -> None:
+    with holder(WAITS) as own, holder(WAITS) as other:
+        own.is_up()
         other.is_up()
-        with running(tmp_path, lambda pid: is_descendant(pid, {ours_.pid})) as run:
-            for pid in (other.pid, 1, os.getpid(), ours_.pid):
+        with running(tmp_path, lambda pid: is_descendant(pid, {own.pid})) as run:
+            for pid in (other.pid, 1, os.getpid(), own.pid):
                 write(run, request(pid, "scope", -1))
-            run.until(ours_.ended)
-            assert {each.pid for each in run.expired} == {ours_.pid}
+            run.until(own.ended)
+            assert {expiry.pid for expiry in run.expired} == {own.pid}
             assert not other.ended()
 
 
-def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:
+def test_children_of_workers_may_hold_timers(tmp_path: Path) -> None:
     start = f"subprocess.run([sys.executable, '-c', {HANGS!r}, *sys.argv[1:]], start_new_session=True)"
     child = f"import subprocess, sys; {start}"
     pids: set[int] = set()
@@ -237,20 +222,26 @@ def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:
         assert run.expired[0].pid not in pids
 
 
-def test_those_that_have_ended_are_forgotten(tmp_path: Path) -> None:
+def test_ended_processes_are_forgotten(tmp_path: Path) -> None:
     with running(tmp_path) as run:
-        with holder(HOLDS, run.watchdog.path, 1000, 9) as brief:
-            run.until(lambda: run.watchdog.client_seen)
-            brief.ends()
-            write(run, request(brief.pid, "late", 1000))
-            run.step()
+        open_before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            with holder(HOLDS + "input()", run.watchdog.path, 1000, 9) as brief:
+                brief.is_up()
+                run.step()
+                assert run.watchdog.client_seen
+                brief.finishes()
+                write(run, request(brief.pid, "late", 1000))
+                run.step()
         run.clock.ahead = 2000
         run.step()
         assert run.expired == []
         assert run.watchdog.wake_at() == math.inf
+        if HAS_PIDFDS:
+            assert len(os.listdir("/proc/self/fd")) <= open_before
 
 
-def test_invalid_lines_in_the_pipe_cost_some_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_lines_are_logged_a_few_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 600, 9) as late:
         late.is_up()
         write(run, b"\xff" * 3000)
@@ -261,25 +252,21 @@ def test_invalid_lines_in_the_pipe_cost_some_lines_in_the_log(tmp_path: Path, ca
     assert sum("not a timer request" in line for line in caplog.messages) == watchdog._MAX_WARNINGS
 
 
-def test_a_flood_holds_nobody_up(tmp_path: Path) -> None:
-    """A step takes in what was there when it began, however fast somebody writes, and judges then."""
-    flood = (
-        "import os, sys\n"
-        "fd = os.open(sys.argv[1], os.O_WRONLY)\n"
-        "print('up', flush=True)\n"
-        "while True: os.write(fd, b'x' * 4095 + b'\\n')\n"
-    )
+def test_a_flood_delays_nothing(tmp_path: Path) -> None:
+    """A step reads what the pipe held when it began, and then looks at the timers."""
+    flood = "import os, sys\nfd = os.open(sys.argv[1], os.O_WRONLY)\nprint('up', flush=True)\n"
+    flood += "while True: os.write(fd, b'x' * 4095 + b'\\n')\n"
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.3, 9) as late:
         late.is_up()
         with holder(flood, run.watchdog.path) as flooding:
             flooding.is_up()
             run.until(late.ended)
-            assert [each.pid for each in run.expired] == [late.pid]
+            assert [expiry.pid for expiry in run.expired] == [late.pid]
             assert not flooding.ended()
 
 
 def test_many_clients(tmp_path: Path) -> None:
-    """Each of ten threads sets and lets go of a hundred timers; one forgets its last."""
+    """Ten threads of two processes set and release a hundred timers each; one thread forgets its last."""
     text = """
 import os, signal, sys, threading, time
 from rallypoint.workers.timers import FileTimerClient
@@ -290,123 +277,81 @@ def work(name):
         if number < 99 or name:
             client.release(f"{name}.{number}")
 threads = [threading.Thread(target=work, args=(name,)) for name in range(10)]
-[each.start() for each in threads]
-[each.join() for each in threads]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
 signal.pause()
 """
     with running(tmp_path) as run, holder(text, run.watchdog.path) as one, holder(text, run.watchdog.path) as other:
         run.until(lambda: one.ended() and other.ended())
-        assert {(each.pid, each.scope) for each in run.expired} == {(one.pid, "0.99"), (other.pid, "0.99")}
+        assert {(expiry.pid, expiry.scope) for expiry in run.expired} == {(one.pid, "0.99"), (other.pid, "0.99")}
 
 
-def test_after_standing_down_requests_are_read_and_nobody_is_judged(tmp_path: Path) -> None:
-    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, -1, 9) as late:
-        late.is_up()
-        run.watchdog.stop_enforcing()
-        run.step()
-        assert run.watchdog.client_seen
-        assert run.watchdog.wake_at() == math.inf
-        assert not late.ended()
-
-
-def test_descriptors_of_those_that_have_ended_do_not_pile_up(tmp_path: Path) -> None:
-    with running(tmp_path) as run:
-        for _ in range(5):
-            with holder(HOLDS + "input()", run.watchdog.path, 1000, 9) as brief:
-                brief.is_up()
-                run.step()
-                before = len(os.listdir("/proc/self/fd"))
-                brief.finishes()
-        with holder(HOLDS + "input()", run.watchdog.path, 1000, 9) as last:
-            last.is_up()
-            run.step()
-            assert len(os.listdir("/proc/self/fd")) <= before + 1
-            last.finishes()
-
-
-def test_the_pipe_takes_the_place_of_a_file_and_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_the_pipe_is_private_and_replaces_a_file_or_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "timers").write_text("mktemp made it")
-    with running(tmp_path) as run:
-        mode = os.stat(run.watchdog.path).st_mode
-        assert stat.S_ISFIFO(mode)
-        assert stat.S_IMODE(mode) == 0o600
-
-
-def test_a_pipe_that_took_the_place_of_ours_is_left(tmp_path: Path) -> None:
     first = Watchdog(str(tmp_path / "timers"), ours)
+    mode = os.stat(first.path).st_mode
+    assert stat.S_ISFIFO(mode)
+    assert stat.S_IMODE(mode) == 0o600
     second = Watchdog(str(tmp_path / "timers"), ours)
     first.close()
-    assert os.path.exists(second.path)
+    assert os.path.exists(second.path), "the pipe of another one is left"
     second.close()
     assert not os.path.exists(second.path)
-
-
-@pytest.mark.parametrize("place", ["folder", "nowhere/timers"])
-def test_a_place_that_cannot_hold_a_pipe(tmp_path: Path, place: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match="cannot be created") as raised:
-        Watchdog(str(tmp_path / place), ours)
-    assert place in str(raised.value)
+    for place in ("folder", "nowhere/timers"):
+        with pytest.raises(UserError, match=f"{place}.* cannot be created"):
+            Watchdog(str(tmp_path / place), ours)
 
 
-def test_the_client_without_a_server(tmp_path: Path) -> None:
+def test_errors_of_the_client(tmp_path: Path) -> None:
     client = FileTimerClient(str(tmp_path / "timers"))
     with pytest.raises(BrokenPipeError, match="timers"):
         client.acquire("scope", 1.0)
     os.mkfifo(tmp_path / "timers")
     with pytest.raises(BrokenPipeError, match="timers"):
         client.release("scope")
-
-
-def test_the_client_with_too_long_a_name(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="4096 bytes"):
-        FileTimerClient(str(tmp_path / "timers")).acquire("s" * 5000, 1.0)
+        client.acquire("s" * 5000, 1.0)
 
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"TORCHELASTIC_ENABLE_FILE_TIMER": "0"},
-        {"TORCHELASTIC_ENABLE_FILE_TIMER": "true"},
-        {"TORCHELASTIC_TIMER_FILE": "/somewhere"},
-        {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0"},
-    ],
+    "variable",
+    ["ENABLE_FILE_TIMER=0", "ENABLE_FILE_TIMER=true", "TIMER_FILE=/here", "UNINTERRUPTIBLE_STATE_TIMEOUT=0", "OTHER="],
 )
-def test_who_asks_for_nothing_gets_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    assert monitor_for(environment, str(tmp_path)) is None
+def test_without_a_request_there_is_no_monitor(variable: str, tmp_path: Path) -> None:
+    name, _, value = variable.partition("=")
+    assert monitor_for({f"TORCHELASTIC_{name}": value}, str(tmp_path)) is None
     assert os.listdir(tmp_path) == []
 
 
-def test_the_pipe_has_a_name_of_its_own_or_the_one_given(tmp_path: Path) -> None:
-    one, other = monitor_for(ON, str(tmp_path)), monitor_for(ON, str(tmp_path))
-    named = monitor_for({**ON, "TORCHELASTIC_TIMER_FILE": str(tmp_path / "mine")}, str(tmp_path))
-    assert one is not None
-    assert other is not None
-    assert named is not None
-    assert named.environment == {"TORCHELASTIC_TIMER_FILE": str(tmp_path / "mine")}
-    files = [*one.files, *other.files, *named.files]
+def test_the_name_of_the_pipe(tmp_path: Path) -> None:
+    mine = {"TORCHELASTIC_TIMER_FILE": str(tmp_path / "mine")}
+    found = [monitor_for(environment, str(tmp_path)) for environment in (ON, ON, ON | mine)]
+    monitors = [monitor for monitor in found if monitor is not None]
+    assert monitors[2].environment == mine
+    files = [file for monitor in monitors for file in monitor.files]
     assert sorted(files) == sorted(str(path) for path in tmp_path.iterdir())
+    assert len(files) == 3
     assert all(os.path.basename(path).startswith("watchdog_timer_") for path in files[:2])
-    for each in (one, other, named):
-        assert each.fds() == []
-        assert each.wake_at() == math.inf
-        each.close()
+    for monitor in monitors:
+        assert monitor.fds() == []
+        assert monitor.wake_at() == math.inf
+        monitor.close()
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5", 5.0), ("0.5", 0.5), ("-1", 0), ("nan", 0), ("inf", 0), ("x", 0), ("", 0)]
 )
-def test_how_long_a_worker_may_be_stuck(text: str, seconds: float) -> None:
+def test_uninterruptible_timeout(text: str, seconds: float) -> None:
     assert uninterruptible_timeout({"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": text}) == seconds
     assert uninterruptible_timeout({}) == 0
 
 
-def test_a_worker_that_is_late_while_it_is_being_stopped(tmp_path: Path) -> None:
+def test_after_stop_enforcing_requests_are_only_read(tmp_path: Path) -> None:
     monitor = WorkerMonitor(str(tmp_path / "timers"), 0)
     with holder(HANGS, monitor.files[0], -1, 9) as late:
         monitor.watch([late.pid])
@@ -416,4 +361,5 @@ def test_a_worker_that_is_late_while_it_is_being_stopped(tmp_path: Path) -> None
         assert monitor.fds() != []
         assert monitor.wake_at() == math.inf
         assert monitor.expiry_reason(late.pid) == ""
+        assert not late.ended()
         monitor.close()

@@ -1,4 +1,4 @@
-"""Real processes that hold timers, and waits for the results."""
+"""Real processes that hold timers, and waits for their results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ client = FileTimerClient(sys.argv[1], int(sys.argv[3]))
 """
 _SETS = 'client.acquire("scope", time.time() + float(sys.argv[2])); print("up", flush=True)'
 HOLDS = f"{_BEGINS}{_SETS}\n"
-"""Sets a timer; to be followed by what happens then. Arguments: pipe, seconds, signal."""
+"""Sets a timer; append the rest of the program. Arguments: pipe, seconds, signal."""
 HANGS = f"{_BEGINS}def hangs_here(): {_SETS}; signal.pause()\nhangs_here()\n"
-"""Sets a timer and hangs, at any moment in `hangs_here`."""
+"""Sets a timer and hangs in `hangs_here`."""
 
 
 class Driven(Protocol):
-    """What has a loop."""
+    """An object with a loop."""
 
     def fds(self) -> list[int]: ...
 
@@ -40,10 +40,10 @@ class Driven(Protocol):
 
 
 def until(what: Driven, holds: Callable[[], bool], *also: int) -> None:
-    """Drive something until something holds; `holds` takes the steps, and descriptors that `also` count wake it."""
+    """Run a loop until `holds`, which takes the steps; the descriptors in `also` wake the loop too."""
     deadline = time.monotonic() + TIMEOUT
     while not holds():
-        assert time.monotonic() < deadline, "it does not come"
+        assert time.monotonic() < deadline, "it takes too long"
         poller = select.poll()
         for fd in (*what.fds(), *also):
             poller.register(fd, select.POLLIN)
@@ -66,7 +66,7 @@ class Holder:
         self.handle = open_process(self.pid)
 
     def is_up(self) -> None:
-        """Wait until it says so."""
+        """Wait until it is ready."""
         assert self.says() == "up\n"
 
     def says(self) -> str:
@@ -84,14 +84,14 @@ class Holder:
         return self._process.returncode, errors
 
     def finishes(self) -> tuple[int, str]:
-        """The same, of one that waits for the end of its standard input."""
+        """The same, for a process that waits for the end of its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.stdin = None
         return self.ends()
 
     def stop(self) -> None:
-        """End it, and close what it wrote to."""
+        """End it, and close its pipes."""
         self._process.kill()
         self._process.communicate(timeout=TIMEOUT)
         self.handle.close()
@@ -108,9 +108,9 @@ def holder(text: str, *args: object) -> Iterator[Holder]:
 
 
 def _waits_for_a_child(pid: int) -> bool:
-    """Whether a process is in state D since it has a child, and not for a moment, for a page of its program."""
+    """Whether a process is in state D for its child, not for a moment to load a page of its program."""
     table = process_table()
-    return table[pid].state == "D" and any(each.parent == pid for each in table.values())
+    return table[pid].state == "D" and any(process.parent == pid for process in table.values())
 
 
 @contextmanager
