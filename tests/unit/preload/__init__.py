@@ -1,1 +1,1 @@
-"""The feature `preload`: what it imports in advance, what may be forked, and how a copy becomes a worker."""
+"""The feature `preload`: what it imports in advance, what can be forked, and how a copy becomes a worker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rallypoint.features.preload import client
 from rallypoint.features.preload.client import PreloadManager
 from rallypoint.workers.reaper.client import ReaperClient
 from tests.unit.clocks import HandClock
-from tests.unit.preload.test_manager import command, forked_with, forks, until
+from tests.unit.preload.test_manager import command, forked_with, forks, preloading, until
 
 pytestmark = pytest.mark.process
 
@@ -31,34 +31,23 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 @contextmanager
 def automatic(
-    reaper: ReaperClient,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    argv: Sequence[str] = (),
-    named: str = "auto",
-    progress: Callable[[], bool] = lambda: False,
+    reaper: ReaperClient, folder: Path, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str] = (), named: str = "auto"
 ) -> Iterator[tuple[PreloadManager, HandClock]]:
     monkeypatch.setenv("PYTHONPATH", str(folder / INSTALLED))
-    environ, clock = {name: value for name, value in os.environ.items() if name != "RANK"}, HandClock()
-    found = PreloadManager(
-        named.split(","), list(argv) or command(folder), environ, ["RANK"], 2, clock, progress=progress
-    )
-    found.ensure_zygote(reaper)
-    try:
+    clock = HandClock()
+    with preloading(reaper, folder, named, clock, False, argv) as found:
         yield found, clock
-    finally:
-        found.close()
 
 
-def begun(found: PreloadManager) -> bool:
+def has_begun(found: PreloadManager) -> bool:
     return found.pid is not None
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it(
+def test_it_begins_after_workers_have_run_for_some_time(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(
@@ -73,28 +62,28 @@ def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it
         },
     )
     with automatic(reaper, tmp_path, monkeypatch) as (found, clock):
-        assert not begun(found)
+        assert not has_begun(found)
         assert found.wake_at() == client.AUTO_DELAY
         clock.now = 5.0
-        found.ensure_zygote(reaper)  # workers are started again meanwhile
+        found.ensure_zygote(reaper)  # workers were restarted
         assert found.wake_at() == 5.0 + client.AUTO_DELAY
         clock.now = client.AUTO_DELAY
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
         found.step()
-        assert not begun(found)
+        assert not has_begun(found)
         clock.now = 5.0 + client.AUTO_DELAY
         found.step()
-        assert begun(found)
+        assert has_begun(found)
         assert not found.importing
         until(found, lambda: forks(found))
         names = "decimal", "dist", "dist.part", "dist2", "fractions", "own", "broken", "ast", "rallypoint"
         assert forked_with(found, tmp_path, *names) == [True] * 5 + [False] * 4
-    assert told(caplog) == [
+    assert warnings(caplog) == [
         "Preloaded for restarted workers: dist, dist2; not broken, for it raises ImportError: half of it"
     ]
 
 
-def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
+def test_named_modules_and_an_unforkable_one(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(
@@ -116,42 +105,44 @@ def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
         path = tmp_path / "names"
         (tmp_path / "package" / "main.py").write_text(
             "import os, sys\n"
-            "os.write(1, str([each in sys.modules for each in ('own', 'decimal', 'dist', 'reads')]).encode())"
+            "os.write(1, str([name in sys.modules for name in ('own', 'decimal', 'dist', 'reads')]).encode())"
         )
         with path.open("wb") as file:
             started = found.start(argv, os.environ, file.fileno(), None, ())
         assert started is not None
         started.close()
         until(found, lambda: path.read_text() == "[True, True, True, False]")
-    first, second = told(caplog)
+    first, second = warnings(caplog)
     assert "reads cannot be preloaded: reads/__init__.py:2 reads RANK while it is imported" in first
     assert first.endswith("this lasts until own and what the script imports is preloaded without it")
     assert second == "Preloaded for restarted workers: own, dist"
 
 
-NEVER = {
-    "no Python": (["/bin/sh", "broken.py"], "'/bin/sh' is not itself a Python interpreter"),
-    "a command": ([sys.executable, "-c", "pass"], "-c runs a command"),
-    "syntax": ([sys.executable, "-u", "broken.py"], "the imports of broken.py cannot be read (SyntaxError: "),
-    "no module": (
-        [sys.executable, "-u", "-m", "none.such"],
-        "the imports of none.such cannot be read (ValueError: the module",
-    ),
-}
-
-
-@pytest.mark.parametrize("which", NEVER)
-def test_where_nothing_can_be_read_one_line_says_so(
-    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, which: str
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["/bin/sh", "broken.py"], "'/bin/sh' is not itself a Python interpreter"),
+        ([sys.executable, "-c", "pass"], "-c runs a command"),
+        ([sys.executable, "-u", "broken.py"], "the imports of broken.py cannot be read (SyntaxError: "),
+        ([sys.executable, "-um", "none.such"], "the imports of none.such cannot be read (ValueError: the module"),
+    ],
+    ids=["no Python", "a command", "syntax", "no module"],
+)
+def test_scripts_that_cannot_be_read(
+    reaper: ReaperClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    argv: list[str],
+    why: str,
 ) -> None:
     write(tmp_path, {"broken.py": "1 +\n"})
     monkeypatch.chdir(tmp_path)
-    argv, why = NEVER[which]
     with automatic(reaper, tmp_path, monkeypatch, argv) as (found, clock):
         clock.now = client.AUTO_DELAY
         found.step()
-        until(found, lambda: not begun(found))
+        until(found, lambda: not has_begun(found))
         found.ensure_zygote(reaper)
         assert found.wake_at() == math.inf
-    (line,) = told(caplog)
+    (line,) = warnings(caplog)
     assert line.startswith(f"Workers will start without preloading: {why}")

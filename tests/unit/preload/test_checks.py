@@ -18,13 +18,13 @@ from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
-ASKING = """from rallypoint.features.preload import imports as checks
+CHECK = """from rallypoint.features.preload import imports as checks
 {}
 print(checks.fork_obstacle() or checks.thread_obstacle())"""
 
 
 @pytest.mark.parametrize(
-    ("done", "said"),
+    ("code", "found"),
     [
         ("", "None"),
         ("import threading; thread = threading.Thread(target=int); thread.start(); thread.join()", "None"),
@@ -50,9 +50,9 @@ print(checks.fork_obstacle() or checks.thread_obstacle())"""
         ("import mmap; file = open(mmap.__file__); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)", "None"),
     ],
 )
-def test_what_is_found(done: str, said: str) -> None:
-    shown = completed([sys.executable, "-W", "ignore", "-c", ASKING.format(done)], check=True)
-    assert said in shown.stdout
+def test_obstacles(code: str, found: str) -> None:
+    shown = completed([sys.executable, "-W", "ignore", "-c", CHECK.format(code)], check=True)
+    assert found in shown.stdout
 
 
 THREADS = """
@@ -70,7 +70,7 @@ done.set()
 
 
 @pytest.mark.parametrize(
-    ("done", "said"),
+    ("code", "found"),
     [
         ("threading.Thread(target=mine, name='own').start(); begun.acquire()", r"own at <string>:6"),
         (
@@ -80,18 +80,14 @@ done.set()
         ("import _thread; _thread.start_new_thread(mine, ()); begun.acquire()", r"python\S*"),
     ],
 )
-def test_whose_a_thread_is(done: str, said: str) -> None:
-    assert re.fullmatch(said, threads_described(done))
-
-
-def threads_described(done: str) -> str:
+def test_descriptions_of_threads(code: str, found: str) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    command = [sys.executable, "-c", THREADS.format(done)]
-    return completed(command, check=True, env=environ).stdout.strip()
+    command = [sys.executable, "-c", THREADS.format(code)]
+    assert re.fullmatch(found, completed(command, check=True, env=environ).stdout.strip())
 
 
 class Refused(Exception):
-    """Something read what it must not."""
+    """A forbidden variable was read."""
 
 
 def recorded(folder: Path, text: str, own: tuple[str, ...] = ()) -> EnvironRecorder:
@@ -111,7 +107,7 @@ def recorded(folder: Path, text: str, own: tuple[str, ...] = ()) -> EnvironRecor
 @pytest.mark.parametrize(
     "text", ["os.environ.get('RANK')", "os.getenv('RANK')", "'RANK' in os.environ", "os.environ.setdefault('RANK', '')"]
 )
-def test_who_has_read_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_reads_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("RANK", "0")
     assert recorded(tmp_path, f"import os\n\n{text}\n").read == {"RANK": f"{tmp_path}/reader.py:3"}
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -122,10 +118,8 @@ def test_who_has_read_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "text", ["dict(os.environ)", "[name for name in os.environb]", "{n: v for n, v in os.environ.items() if n == 'A'}"]
 )
-def test_a_loop_has_read_all_variables_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    """Those that each worker has of its own are not: code that copies all cannot be told from code that filters."""
+def test_a_loop_reads_all_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Per-worker variables do not count: code that copies all variables looks like code that filters them."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("A", "1")
     recording = recorded(tmp_path, f"import os\n\nKEPT = {text}\n", own=("RANK",))
@@ -134,10 +128,8 @@ def test_a_loop_has_read_all_variables_that_are_there(
 
 
 @pytest.mark.parametrize("given", ["", "narenas:1", "background_thread:true"])
-def test_what_is_switched_off_for_the_imports_is_seen_by_no_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    """Python code of the imports sees nothing of it, C code does; afterwards all is as it was."""
+def test_settings_for_imports_do_not_reach_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """They are visible to C code during the imports, and not to Python code."""
     (tmp_path / "reader.py").write_text(
         "import os, subprocess\nprint(os.environ.get(N), subprocess.getoutput(f'echo ${N}'))\n"
     )
@@ -155,11 +147,11 @@ def test_what_is_switched_off_for_the_imports_is_seen_by_no_worker(
     assert shown.splitlines() == [f"{given or None} {inside}", f"{given} True"]
 
 
-def test_every_python_understands_the_hook() -> None:
-    """One that did not would go on to the script, in no round."""
+def test_old_interpreters_can_parse_the_hook() -> None:
+    """Otherwise they would run the script outside of a round."""
     text = (Path(imports.__file__).parent / "hook" / "sitecustomize.py").read_text("ascii")
     found = list(ast.walk(ast.parse(text)))
-    assert not [each for each in found if isinstance(each, (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Match))]
-    functions = [each for each in found if isinstance(each, ast.FunctionDef)]
+    assert not [node for node in found if isinstance(node, (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Match))]
+    functions = [node for node in found if isinstance(node, ast.FunctionDef)]
     assert functions
-    assert not [each for each in functions if each.returns or [arg for arg in each.args.args if arg.annotation]]
+    assert not [node for node in functions if node.returns or [arg for arg in node.args.args if arg.annotation]]

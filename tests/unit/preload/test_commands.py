@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rallypoint.features.preload.forkable import (
-    UNTRACKED_READS,
     NotForkable,
     PreloadCommand,
     affinity_conflict,
@@ -25,6 +24,7 @@ PYTHON = sys.executable
 def _in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
+    (tmp_path / "t.py").touch()
     (tmp_path / "package").mkdir()
 
 
@@ -33,18 +33,15 @@ def _in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["train.py", "a"], PreloadCommand((PYTHON,), False, "train.py", 2)),
         (["-u", "train.py", "-m", "x"], PreloadCommand((PYTHON, "-u"), False, "train.py", 3)),
-        (
-            ["-uB", "-W", "error", "-Xdev", "train.py"],
-            PreloadCommand((PYTHON, "-uB", "-W", "error", "-Xdev"), False, "train.py", 6),
-        ),
+        (["-uB", "-W", "e", "-Xdev", "t.py"], PreloadCommand((PYTHON, "-uB", "-W", "e", "-Xdev"), False, "t.py", 6)),
         (["-u", "-m", "pkg.train", "-x"], PreloadCommand((PYTHON, "-u"), True, "pkg.train", 4)),
         (["-um", "pkg.train"], PreloadCommand((PYTHON, "-u"), True, "pkg.train", 3)),
         (["-mpkg.train"], PreloadCommand((PYTHON,), True, "pkg.train", 2)),
         (["package"], PreloadCommand((PYTHON,), False, "package", 2)),
     ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_understood(words: list[str], command: PreloadCommand) -> None:
+def test_commands(words: list[str], command: PreloadCommand) -> None:
     assert parse_command([PYTHON, *words]) == command
 
 
@@ -64,14 +61,14 @@ def test_what_is_understood(words: list[str], command: PreloadCommand) -> None:
         (["-m"], "no module"),
         (["missing.py"], "'missing.py'"),
     ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_not(words: list[str], why: str) -> None:
+def test_commands_that_cannot_be_forked(words: list[str], why: str) -> None:
     with pytest.raises(NotForkable, match=why):
         parse_command([PYTHON, *words])
 
 
-def test_only_interpreters_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\n")
     (tmp_path / "other").symlink_to(PYTHON)
     (tmp_path / "pythonx").symlink_to("/bin/sh")
@@ -83,7 +80,7 @@ def test_only_interpreters_themselves(tmp_path: Path, monkeypatch: pytest.Monkey
     parse_command([os.path.basename(PYTHON), "train.py"])
 
 
-def test_where_modules_are_found(tmp_path: Path) -> None:
+def test_path_of_the_script(tmp_path: Path) -> None:
     here = os.getcwd()
     (tmp_path / "linked.py").symlink_to(tmp_path / "package" / "real.py")
     (tmp_path / "package" / "real.py").touch()
@@ -104,11 +101,7 @@ SEEN = {"A": "1", "OMP_NUM_THREADS": "2"}
         (SEEN, "", None),
         ({**SEEN, "RANK": "3"}, "", None),
         ({**SEEN, "RANK": "3"}, "A", None),
-        (
-            {**SEEN, "RANK": "3"},
-            "RANK",
-            "a.py:3 reads RANK, which is '3' in the worker and was not set during the imports",
-        ),
+        ({**SEEN, "RANK": "3"}, "RANK", "a.py:3 reads RANK, which is '3' in the worker and was not set during the"),
         ({**SEEN, "A": "2"}, "", None),
         ({"OMP_NUM_THREADS": "2"}, "A", "a.py:3 reads A, which is not set in the worker and was '1' during"),
         ({**SEEN, "OMP_NUM_THREADS": "1"}, "", "OpenMP reads OMP_NUM_THREADS, which is '1' in the worker and was '2'"),
@@ -116,14 +109,16 @@ SEEN = {"A": "1", "OMP_NUM_THREADS": "2"}
         ({**SEEN, "TORCH_LOGS": "x"}, "", "torch reads TORCH_LOGS"),
     ],
 )
-def test_variables_that_matter(worker: dict[str, str], read: str, says: str | None) -> None:
+def test_first_difference(worker: dict[str, str], read: str, says: str | None) -> None:
     found = first_difference(SEEN, worker, dict.fromkeys(read.split(), "a.py:3"))
     assert found is says if says is None else found is not None and found.text.startswith(says)
 
 
-def test_what_is_read_unseen() -> None:
-    assert untracked_read(["RANK", "TORCHELASTIC_RUN_ID"]) is None
-    assert untracked_read(["JAX_PROCESS_ID", "TF_CONFIG"]) is None, "asked when processes meet, and by no import"
+def test_untracked_read() -> None:
+    launcher = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "GROUP_RANK"]
+    launcher += [f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "ERROR_FILE", "TIMER_FILE")]
+    assert untracked_read([*launcher, "RALLYPOINT_NOTICES"]) is None
+    assert untracked_read(["JAX_PROCESS_ID", "TF_CONFIG"]) is None, "no import reads them"
     assert untracked_read(["JAX_PLATFORMS"]) == "JAX reads JAX_PLATFORMS"
     assert untracked_read(["RANK", "CUDA_VISIBLE_DEVICES"]) == "CUDA reads CUDA_VISIBLE_DEVICES"
 
@@ -138,14 +133,8 @@ def test_what_is_read_unseen() -> None:
         ({"OMP_NUM_THREADS": "4", "GOMP_CPU_AFFINITY": "0-3"}, "GOMP_CPU_AFFINITY"),
     ],
 )
-def test_workers_with_processors_of_their_own(environ: dict[str, str], says: str | None) -> None:
-    assert affinity_conflict({0, 1}, (), environ) is None, "this one may use all"
+def test_affinity_conflict(environ: dict[str, str], says: str | None) -> None:
+    assert affinity_conflict({0, 1}, (), environ) is None, "it may use all processors"
     assert affinity_conflict({0, 1}, [1, 0], environ) is None
     found = affinity_conflict({0, 1}, [1], environ)
     assert found is says if says is None else found is not None and says in found
-
-
-def test_no_variable_of_a_launcher_matters_by_its_name() -> None:
-    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "GROUP_RANK")
-    elastic = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_TIMER_FILE", "RALLYPOINT_NOTICES")
-    assert not [name for name in (*ours, *elastic) if name.startswith(tuple(UNTRACKED_READS))]

@@ -11,12 +11,13 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.process_handle import ProcessHandle
 from rallypoint.features.preload import client
 from rallypoint.features.preload.client import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
@@ -36,17 +37,15 @@ def preloading(
     modules: str = "decimal",
     clock: HandClock | None = None,
     ready: bool = True,
-    own: Sequence[str] = ("RANK",),
+    argv: Sequence[str] = (),
 ) -> Iterator[PreloadManager]:
-    environ = {name: value for name, value in os.environ.items() if name not in own}
-    found = PreloadManager(modules.split(","), command(folder), environ, own, 2, clock or SYSTEM_CLOCK)
-    found.ensure_zygote(reaper)
-    try:
+    environ = {name: value for name, value in os.environ.items() if name != "RANK"}
+    argv = list(argv) or command(folder)
+    with closing(PreloadManager(modules.split(","), argv, environ, ["RANK"], 2, clock or SYSTEM_CLOCK)) as found:
+        found.ensure_zygote(reaper)
         if ready:
             until(found, lambda: not found.importing)
         yield found
-    finally:
-        found.close()
 
 
 def command(folder: Path, text: str = "") -> list[str]:
@@ -57,7 +56,7 @@ def command(folder: Path, text: str = "") -> list[str]:
 
 
 def until(found: PreloadManager, holds: Callable[[], bool]) -> None:
-    """Do what the agent's loop does until something holds."""
+    """Run the agent's loop until something holds."""
     deadline = SYSTEM_CLOCK.monotonic() + TIMEOUT
     while not holds():
         assert SYSTEM_CLOCK.monotonic() < deadline
@@ -66,39 +65,51 @@ def until(found: PreloadManager, holds: Callable[[], bool]) -> None:
 
 
 def copies(found: PreloadManager) -> list[int]:
-    """The processes that wait to become workers."""
-    return [] if found._zygote is None else [each.handle.pid for each in found._zygote.copies]
+    """The pids of the copies that wait to become workers."""
+    return [] if found._zygote is None else [copy.handle.pid for copy in found._zygote.copies]
+
+
+def fork(found: PreloadManager, folder: Path, text: str = "") -> ProcessHandle | None:
+    return found.start(command(folder, text), os.environ, None, None, ())
 
 
 def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) -> AdoptedProcess:
-    argv = command(folder, text)
-    started = found.start(argv, os.environ, None, None, ())
+    started = fork(found, folder, text)
     assert started is not None
     return AdoptedProcess(reaper, started)
 
 
-def test_a_sweep_spares_the_zygote_and_nothing_else(reaper: ReaperClient, tmp_path: Path) -> None:
+def sweep(reaper: ReaperClient, process: AdoptedProcess | WorkerProcess) -> None:
+    """Sweep what a worker left, to the end."""
+    begun = Sweep(reaper, [process])
+    begun.begin()
+    finish(begun)
+
+
+def finish(sweep: Sweep) -> None:
+    while not sweep.done():
+        select.select(sweep.fds(), [], [], TIMEOUT)
+
+
+def test_sweeps_spare_only_the_zygote(reaper: ReaperClient, tmp_path: Path) -> None:
     with preloading(reaper, tmp_path) as found:
         zygote = found.pid
+        assert zygote is not None
         for _ in range(3):
             process = start(found, reaper, tmp_path, "import os, signal\nos.fork()\nos.setsid\nsignal.pause()")
-            sweep = Sweep(reaper, [process])
-            sweep.begin()
-            while not sweep.done():
-                select.select(sweep.fds(), [], [], TIMEOUT)
+            sweep(reaper, process)
             assert ends(process) == -signal.SIGKILL
             process.release()
             assert found.pid == zygote
-    assert zygote is not None
 
 
-def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClient, tmp_path: Path) -> None:
-    """One that has died is followed by another at any time, also while the workers are being swept."""
+def test_a_new_zygote_ends_no_sweep(reaper: ReaperClient, tmp_path: Path) -> None:
+    """A zygote that has died is replaced at any time, also during a sweep."""
     process = WorkerProcess(reaper, command(tmp_path, "import signal\nsignal.pause()"), os.environ)
     stopped = parent_of(process.pid)
-    os.kill(stopped, signal.SIGSTOP)  # so that it hears of both at once
-    sweep = Sweep(reaper, [process])
-    sweep.begin()
+    os.kill(stopped, signal.SIGSTOP)  # so that it receives both requests at once
+    swept = Sweep(reaper, [process])
+    swept.begin()
     one = waiting_for(reaper)
 
     def go_on() -> None:
@@ -111,8 +122,7 @@ def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClie
     beside.start()
     with preloading(reaper, tmp_path, ready=False) as found:
         beside.join()
-        while not sweep.done():
-            select.select(sweep.fds(), [], [], TIMEOUT)
+        finish(swept)
         assert process.poll() == -signal.SIGKILL
         until(found, lambda: not found.importing)
         start(found, reaper, tmp_path, "pass").release()
@@ -120,37 +130,35 @@ def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClie
 
 
 def waiting_for(reaper: ReaperClient) -> int:
-    """How much was sent to a reaper that it has not read."""
+    """The number of bytes that a reaper has not read yet."""
     return int.from_bytes(fcntl.ioctl(reaper._link.socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-def test_imports_that_take_the_ends_of_children(reaper: ReaperClient, tmp_path: Path) -> None:
+def test_imports_that_ignore_sigchld(reaper: ReaperClient, tmp_path: Path) -> None:
     (tmp_path / "takes.py").write_text("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
     with preloading(reaper, tmp_path, "takes") as found:
-        argv = command(tmp_path, "raise SystemExit(4)")
-        for started in [found.start(argv, os.environ, None, None, ()) for _ in range(10)]:
+        command(tmp_path, "raise SystemExit(4)")
+        for started in [fork(found, tmp_path) for _ in range(10)]:
             assert started is not None
             process = AdoptedProcess(reaper, started)
             assert ends(process) == 4
             process.release()
 
 
-def test_a_worker_with_processors_of_its_own_must_know_how_many_threads(
+def test_workers_with_their_own_processors_need_omp_num_threads(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) == 1:
-        pytest.skip("there is one processor, so that none are left out")
+        pytest.skip("there is only one processor")
     with preloading(reaper, tmp_path) as found:
         assert found.start(command(tmp_path), os.environ, None, None, ours[:1]) is None
         assert "OMP_NUM_THREADS is not set" in caplog.text
         start(found, reaper, tmp_path, "pass").release()
 
 
-def test_a_dead_one_is_followed_until_three_were_of_no_use(
-    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dead_zygotes_are_replaced(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with preloading(reaper, tmp_path) as found:
         for number in range(3):
             pid = found.pid
@@ -163,7 +171,7 @@ def test_a_dead_one_is_followed_until_three_were_of_no_use(
         assert len([record for record in caplog.records if "start without preloading" in record.message]) == 3
 
 
-def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_without_preloading(
+def test_a_zygote_that_hangs_is_replaced(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "REFILL_DELAY", math.inf)
@@ -175,27 +183,26 @@ def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_witho
             start(found, reaper, tmp_path, "pass").release()
         monkeypatch.setattr(client, "FORK_TIMEOUT", 0.1)
         os.kill(pid, signal.SIGSTOP)
-        assert found.start(command(tmp_path), os.environ, None, None, ()) is None
+        assert fork(found, tmp_path) is None
         assert "did not answer within" in caplog.text
         assert found.pid != pid
 
 
 def forked_with(found: PreloadManager, folder: Path, *names: str) -> list[bool]:
-    """Which of these modules a worker finds there."""
+    """Which of these modules a forked worker has."""
+    until(found, lambda: forks(found))
     path = folder / "names"
     os.mkfifo(path)
-    text = f"import sys\nopen({str(path)!r}, 'w').write(str([name in sys.modules for name in {names!r}]))"
-    started = found.start(command(folder, text), os.environ, None, None, ())
+    text = f"import sys\nopen({str(path)!r}, 'w').write(' '.join(str(name in sys.modules) for name in {names!r}))"
+    started = fork(found, folder, text)
     assert started is not None
     started.close()
     shown = path.read_text()
     path.unlink()
-    return [each == "True" for each in shown.strip("[]").split(", ")]
+    return [word == "True" for word in shown.split()]
 
 
-def test_a_module_that_makes_it_unforkable_is_left_out(
-    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unforkable_modules(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "reads.py").write_text("import os\nos.environ.get('RANK')\n")
     (tmp_path / "stays.py").write_text(
         "import _thread, threading\n_thread.start_new_thread(threading.Event().wait, ())\n"
@@ -208,43 +215,40 @@ def test_a_module_that_makes_it_unforkable_is_left_out(
             until(found, lambda: found.pid not in pids or forks(found))
         assert forked_with(found, tmp_path, "reads", "stays", "decimal") == [False, False, True]
         assert len(pids) == 3
-    told = [record.message for record in caplog.records if "start without preloading" in record.message]
-    assert "reads cannot be preloaded: reads.py:2 reads RANK while" in told[0]
-    assert told[0].endswith("and each worker has its own; this lasts until decimal, stays is preloaded without it")
-    assert "stays cannot be preloaded: it starts 1 thread that stays: " in told[1]
-    assert len(told) == 2
+    first, second = [record.message for record in caplog.records if "start without preloading" in record.message]
+    assert "reads cannot be preloaded: reads.py:2 reads RANK while" in first
+    assert first.endswith("and each worker has its own; this lasts until decimal, stays is preloaded without it")
+    assert "stays cannot be preloaded: it starts 1 thread that stays: " in second
 
 
 def forks(found: PreloadManager) -> bool:
     return found._zygote is not None and found._zygote.phase is client.ZygotePhase.READY
 
 
-def test_what_torch_imports_later_is_imported_with_it(
-    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever has brought it; and where that must not be, torch alone."""
+READS = "import os\nos.environ.get('RANK')\n"
+
+
+def test_lazy_modules_of_torch(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if another module imports torch; without them, or torch alone, if the others cannot be forked."""
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("")
-    (torch / "_dynamo.py").write_text("")
-    (tmp_path / "trainer.py").write_text("import os, torch\n")
-    with preloading(reaper, tmp_path, "trainer") as found:
-        assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, True]
-    (torch / "_dynamo.py").write_text("import os\nos.environ.get('RANK')\n")
-    with preloading(reaper, tmp_path, "trainer", ready=False) as found:
-        until(found, lambda: forks(found))
-        assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, False]
-    (torch / "_dynamo.py").unlink()
-    (tmp_path / "trainer.py").write_text("import os, torch\nos.environ.get('RANK')\n")
-    with preloading(reaper, tmp_path, "trainer", ready=False) as found:
-        until(found, lambda: forks(found))
-        assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [False, True, False]
+    for dynamo, trainer, imported in (
+        ("", "import torch\n", [True, True, True]),
+        (READS, "import torch\n", [True, True, False]),
+        (None, "import torch\n" + READS, [False, True, False]),
+    ):
+        if dynamo is None:
+            (torch / "_dynamo.py").unlink()
+        else:
+            (torch / "_dynamo.py").write_text(dynamo)
+        (tmp_path / "trainer.py").write_text(trainer)
+        with preloading(reaper, tmp_path, "trainer", ready=False) as found:
+            assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == imported
     assert "this lasts until torch is preloaded without it" in caplog.text
 
 
-def test_one_that_no_worker_can_be_forked_from_is_ended(
-    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_zygote_that_fits_no_worker(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with preloading(reaper, tmp_path) as found:
         zygote = found.pid
         assert zygote is not None
@@ -258,32 +262,31 @@ def test_one_that_no_worker_can_be_forked_from_is_ended(
     assert "the interpreter reads PYTHONPATH" in caplog.text
 
 
-def waits(found: PreloadManager) -> bool:
+def is_importing(found: PreloadManager) -> bool:
     return found.importing
 
 
-def test_how_long_the_first_start_waits(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_wait_of_the_first_start(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
     clock = HandClock()
     with preloading(reaper, tmp_path, "slow", clock, ready=False) as found:
-        assert waits(found)
+        assert is_importing(found)
         assert found.wake_at() == client.IMPORT_TIMEOUT
         clock.now = client.IMPORT_TIMEOUT
         found.step()
-        assert not waits(found)
-        assert found.start(command(tmp_path), os.environ, None, None, ()) is None
+        assert not is_importing(found)
+        assert fork(found, tmp_path) is None
         assert "slow is not imported yet and has made no progress for 20 s" in caplog.text
         clock.now = 0.0
-        assert not waits(found)
+        assert not is_importing(found)
 
 
-def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: ReaperClient, tmp_path: Path) -> None:
+def test_each_imported_module_extends_the_wait(reaper: ReaperClient, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "slow.py").write_text(
         f"open({str(tmp_path / 'fifo')!r}, 'w').write('here')\nimport time\ntime.sleep(600)\n"
     )
-    clock = HandClock()
-    clock.now = 15.0
+    clock = HandClock(15.0)
     with preloading(reaper, tmp_path, "json,slow", clock, ready=False) as found:
         assert found.wake_at() == 15.0 + client.IMPORT_TIMEOUT
         assert (tmp_path / "fifo").read_text() == "here"
@@ -291,21 +294,16 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
         until(found, lambda: found.wake_at() == 34.0 + client.IMPORT_TIMEOUT)
         clock.now = 53.0
         found.step()
-        assert waits(found)
+        assert found.importing
 
 
-def test_arguments_and_descriptors_of_a_worker(
-    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_and_descriptors(reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    text = "import os, sys\nprint(sys.argv[1:], os.environ['X'], sorted(os.sched_getaffinity(0)))"
     with preloading(reaper, tmp_path) as found:
-        argv = [
-            *command(tmp_path, "import os, sys\nprint(sys.argv[1:], os.environ['X'], sorted(os.sched_getaffinity(0)))"),
-            "é",
-            "",
-        ]
         cpus = [min(os.sched_getaffinity(0))]
         reading, writing = os.pipe()
+        argv = [*command(tmp_path, text), "é", ""]
         started = found.start(argv, {**os.environ, "X": "y" * 300_000}, writing, None, cpus)
         os.close(writing)
         assert started is not None
@@ -316,7 +314,7 @@ def test_arguments_and_descriptors_of_a_worker(
         process.release()
 
 
-def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
+def test_without_the_flag_nothing_is_imported() -> None:
     code = "import sys, rallypoint.agent.launch, rallypoint.workers.context\nprint(*sys.modules)"
     shown = completed([sys.executable, "-c", code], check=True)
     assert not [name for name in shown.stdout.split() if "preload" in name]

@@ -45,24 +45,21 @@ def shown(found: list[tuple[str, list[str]]]) -> str:
 
 
 @pytest.mark.parametrize(("text", "wanted"), READ.items(), ids=range(len(READ)))
-def test_what_a_source_imports(text: str, wanted: str) -> None:
+def test_imports_of_a_source(text: str, wanted: str) -> None:
     assert shown(Reader().read(text.encode())) == wanted
 
 
-def test_relative_imports_start_from_the_package() -> None:
+def test_sources_in_packages_and_after_others() -> None:
     text = b"from . import a\nfrom .b import c\nfrom ..d import e\nfrom ... import f\nfrom .... import g"
     assert shown(Reader().read(text, "x.y.z")) == "x.y.z:a x.y.z.b:c x.y.d:e x:f"
-
-
-def test_a_function_is_read_when_a_later_file_names_it() -> None:
     reader = Reader()
     assert reader.read(b"def run(): import a") == []
-    assert shown(reader.read(b"import trainer\ntrainer.run()")) == "trainer a"
+    assert shown(reader.read(b"import trainer\ntrainer.run()")) == "trainer a", "a later file names the function"
     assert shown(reader.read(b"def run(): import b")) == "b"
 
 
 @given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
-def test_whatever_is_in_a_file(text: str) -> None:
+def test_any_text(text: str) -> None:
     try:
         Reader().read(text.encode())
     except (SyntaxError, ValueError):
@@ -71,7 +68,7 @@ def test_whatever_is_in_a_file(text: str) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], str]:
-    """Writes files, those below site-packages being installed ones; returns the path of `train.py`."""
+    """Writes files, installed ones below site-packages; returns the path of `train.py`."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "site-packages"), *sys.path])
 
     def write(files: dict[str, str]) -> str:
@@ -91,7 +88,7 @@ def found(target: str, *known: str, is_module: bool = False) -> str:
     return shown(installed_imports(target, is_module, known))
 
 
-def test_installed_modules_are_told_from_the_users_own(project: Project) -> None:
+def test_installed_modules_and_the_users_own(project: Project) -> None:
     script = project(
         {
             "train.py": "import json, dist.part, mine.data, helper, nowhere, sys\nfrom dist import thing",
@@ -107,10 +104,14 @@ def test_installed_modules_are_told_from_the_users_own(project: Project) -> None
     assert found(script) == "json dist.part sys dist:thing colorsys dist2 decimal fractions"
 
 
-def test_a_package_that_is_known_counts_as_installed_wherever_it_is(project: Project) -> None:
+def test_known_packages_count_as_installed_and_nothing_is_executed(project: Project) -> None:
     script = project({"train.py": "import torch.nn", "torch/__init__.py": "import csv", "torch/nn.py": "import wave"})
     assert found(script) == "csv wave"
     assert found(script, "torch") == "torch.nn"
+    script = project({"train.py": "import helper\n1 / 0", "helper.py": "import json\nraise SystemExit(3)"})
+    before = set(sys.modules)
+    assert found(script) == "json"
+    assert "helper" not in {*sys.modules} - before, "nothing is executed"
 
 
 def test_modules_folders_and_namespace_packages(project: Project, tmp_path: Path) -> None:
@@ -125,23 +126,14 @@ def test_modules_folders_and_namespace_packages(project: Project, tmp_path: Path
     assert found("package", is_module=True) == "csv wave"
     assert found("package.other", is_module=True) == "csv wave"
     assert found("spaces.of.names", is_module=True) == "csv wave"
-    assert found(str(tmp_path / "package")) == "", "run as a folder, it is in no package"
-
-
-def test_nothing_is_executed(project: Project) -> None:
-    script = project({"train.py": "import helper\n1 / 0", "helper.py": "import json\nraise SystemExit(3)"})
-    before = set(sys.modules)
-    assert found(script) == "json"
-    assert "helper" not in {*sys.modules} - before
+    assert found(str(tmp_path / "package")) == "", "as a folder, it is in no package"
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "why"), [("1 +\n", "SyntaxError"), ("\0", "null bytes"), ("#" * (1 << 20) + "\n", "longer than")]
 )
-def test_a_script_that_cannot_be_read_is_an_error_and_a_module_of_the_users_none(
-    project: Project, text: str, why: str
-) -> None:
+def test_unreadable_scripts_are_errors_and_unreadable_modules_are_not(project: Project, text: str, why: str) -> None:
     script = project({"train.py": "import broken, json\n", "broken.py": text})
     assert found(script) == "json"
     script = project({"train.py": text})
@@ -152,7 +144,7 @@ def test_a_script_that_cannot_be_read_is_an_error_and_a_module_of_the_users_none
             installed_imports(missing, is_module)
 
 
-def test_no_more_than_so_many_files_are_read(project: Project) -> None:
+def test_the_number_of_files_is_limited(project: Project) -> None:
     files = {f"m{at}.py": f"import m{at + 1}\n" for at in range(MAX_FILES + 50)}
     files[f"m{MAX_FILES - 2}.py"] += "import json"
     files[f"m{MAX_FILES - 1}.py"] += "import wave"
@@ -160,13 +152,13 @@ def test_no_more_than_so_many_files_are_read(project: Project) -> None:
 
 
 @pytest.mark.process
-def test_a_copy_that_ends_itself_is_an_error() -> None:
+def test_in_a_copy() -> None:
     with pytest.raises(ValueError, match="has exited"):
         in_a_copy(lambda: os._exit(3))
     assert in_a_copy(lambda: [("a", ["b"])]) == [("a", ["b"])]
 
 
-def test_the_training_example_has_its_imports_in_functions() -> None:
+def test_imports_of_the_training_example() -> None:
     imported = [module for module, _ in installed_imports(str(TRAINING), False, ["torch"])]
     if any(module.startswith("torch") for module in imported):  # where it is installed
         assert {"torch", "torch.distributed", "torch.nn.parallel", "torch.nn.functional"} <= {*imported}
