@@ -1,4 +1,4 @@
-"""Plays the agent to one real worker process."""
+"""Play the agent for one real worker process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def say(*words):
 
 
 class Agent:
-    """Starts a worker of local rank 0, tells it of rounds, and reads what it says line by line."""
+    """Starts a worker with local rank 0, notifies it of rounds, and reads its output line by line."""
 
     def __init__(self, folder: Path, code: str, **variables: str) -> None:
-        """Args: `folder`: for notices, not there yet; `code`: what the worker runs, after `PREAMBLE`."""
+        """Args: `folder`: the folder for notices, which does not exist yet; `code`: the program after `PREAMBLE`."""
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + code],
@@ -46,20 +46,20 @@ class Agent:
         return self.folder / (FIFO_PREFIX + "0")
 
     def line(self) -> str:
-        """The next line that the worker says; empty if it has ended."""
+        """The next line of output; empty if the worker has ended."""
         assert self.process.stdout is not None
         over_at = time.monotonic() + DEADLINE
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, over_at - time.monotonic()))
-            assert ready, f"nothing said for {DEADLINE} s after {self._rest!r}"
+            assert ready, f"no output for {DEADLINE} s after {self._rest!r}"
             if not (data := os.read(self.process.stdout.fileno(), 4096)):
                 return ""
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
-    def says_on(self) -> None:
-        """Give the worker the line that it reads on standard input."""
+    def release(self) -> None:
+        """Write a line to the standard input of the worker."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
 
@@ -83,12 +83,12 @@ class Agent:
         self.order(f"enter {round_}")
 
     def leave(self, round_: int) -> None:
-        """End a round, and wait until the worker is out of it."""
+        """End a round, and wait until the worker has left it."""
         self.order(f"leave {round_}")
         self.wait_until_left(round_)
 
     def wait_until_left(self, round_: int) -> None:
-        """Wait until the worker is out of that round."""
+        """Wait until the worker has left that round."""
         self.wait_for(f"{LEFT_PREFIX}0.{round_}")
 
     def wait_for(self, name: str) -> None:
@@ -99,13 +99,13 @@ class Agent:
             watch.watch(str(self.folder), CREATED)
             while not path.exists():
                 rest = began + DEADLINE - time.monotonic()
-                assert select.select([watch], [], [], max(0.0, rest))[0], f"{path.name} does not come"
+                assert select.select([watch], [], [], max(0.0, rest))[0], f"{path.name} is missing"
                 watch.changed()
         finally:
             watch.close()
 
     def next_round(self, ended: int, **environment: str | None) -> float:
-        """End a round, and begin the next; returns the seconds until the worker was out."""
+        """End a round, and begin the next; returns the seconds until the worker had left."""
         began = time.monotonic()
         self.leave(ended)
         seconds = time.monotonic() - began
@@ -120,7 +120,7 @@ class Agent:
 
 @contextmanager
 def worker(folder: Path, code: str, **variables: str) -> Iterator[Agent]:
-    """A worker, which is gone afterwards."""
+    """A worker, which is killed at the end."""
     agent = Agent(folder / "notices", code, **variables)
     with agent.process as process:
         try:

@@ -1,4 +1,4 @@
-"""`Round.agree`, with several workers as threads and a group that passes objects on, in the place of torch's."""
+"""`Round.agree`, with workers as threads and a group that passes objects on, in place of torch's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rallypoint.inprocess import Round, agreement
 
 
 class Part:
-    """Has a state, as a module of torch has."""
+    """An object with a state, like a module of torch."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -28,7 +28,7 @@ class Part:
 
 
 class Groups:
-    """Collectives of workers that are threads; each has its rank in `local`."""
+    """Collectives of workers that are threads, with their ranks in `local`."""
 
     def __init__(self, size: int) -> None:
         self._barrier, self._objects = threading.Barrier(size), [None] * size
@@ -62,53 +62,50 @@ class Groups:
 def agreed(
     monkeypatch: pytest.MonkeyPatch, steps: list[int | None], state: Callable[[int], Any]
 ) -> tuple[list[int | None], list[dict[str, Any]], list[Any], Groups]:
-    """What each worker is told, and has in memory and as its state then."""
+    """The result, the memory and the state of each worker."""
     groups = Groups(len(steps))
     monkeypatch.setattr(agreement, "c10d", lambda: groups)
     memories = [{} if step is None else {"step": step} for step in steps]
-    states, told = [state(rank) for rank in range(len(steps))], list[int | None]([None] * len(steps))
+    states, results = [state(rank) for rank in range(len(steps))], list[int | None]([None] * len(steps))
 
     def work(rank: int) -> None:
         groups.local.rank = rank
-        told[rank] = Round(False, memories[rank], 0).agree(states[rank])
+        results[rank] = Round(False, memories[rank], 0).agree(states[rank])
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(steps))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return told, memories, states, groups
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results, memories, states, groups
 
 
-def test_who_is_behind_has_the_state_of_who_is_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, memories, states, groups = agreed(
+def test_workers_behind_get_the_latest_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    results, memories, states, groups = agreed(
         monkeypatch, [4, None, 5, 5], lambda rank: {"model": Part([rank]), "optimizer": Part({"rank": rank})}
     )
-    assert told == [5] * 4
+    assert results == [5] * 4
     assert memories == [{"step": 5}] * 4
-    assert [each["model"].value for each in states] == [[2], [2], [2], [3]]
-    assert [each["optimizer"].value["rank"] for each in states] == [2, 2, 2, 3]
+    assert [state["model"].value for state in states] == [[2], [2], [2], [3]]
+    assert [state["optimizer"].value["rank"] for state in states] == [2, 2, 2, 3]
     assert groups.broadcasts == 1
 
 
-def test_nothing_is_sent_where_all_are_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, _, states, groups = agreed(monkeypatch, [7, 7], Part)
-    assert (told, [each.value for each in states], groups.broadcasts) == ([7, 7], [0, 1], 0)
+@pytest.mark.parametrize("step", [7, None])
+def test_nothing_is_sent_at_the_same_step(monkeypatch: pytest.MonkeyPatch, step: int | None) -> None:
+    results, _, states, groups = agreed(monkeypatch, [step, step], Part)
+    assert (results, [state.value for state in states], groups.broadcasts) == ([step, step], [0, 1], 0)
 
 
-def test_where_nobody_has_anything_all_read_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert agreed(monkeypatch, [None, None], Part)[0] == [None, None]
-
-
-def test_parts_of_a_state_are_kept_only_if_all_are_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_states_are_kept_only_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreed(monkeypatch, [3, 3], lambda _: None)[0] == [3, 3]
     cases: list[list[int | None]] = [[3, 4], [3, None]]
     for steps in cases:
-        told, memories, _, _ = agreed(monkeypatch, steps, lambda _: None)
-        assert (told, memories) == ([None, None], [{}, {}])
+        results, memories, _, _ = agreed(monkeypatch, steps, lambda _: None)
+        assert (results, memories) == ([None, None], [{}, {}])
 
 
-def test_attributes_of_a_state_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_of_a_state_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module's state has the versions of its parts in `_metadata`, by which newer ones migrate it."""
 
     class State(OrderedDict[str, object]):
@@ -124,13 +121,10 @@ def test_attributes_of_a_state_go_along(monkeypatch: pytest.MonkeyPatch) -> None
     assert (received, type(received), received._metadata) == (states[0].value, State, {"version": 2})
 
 
-def test_without_a_group_a_worker_that_has_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"there are 2 workers; call .*init_process_group"):
         Round(False, {"step": 85}, 0).agree(Part(1))
-
-
-def test_without_a_group_a_worker_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert Round(False, {"step": 3}, 0).agree(Part(1)) == 3
     assert Round(False, {}, 0).agree(Part(1)) is None

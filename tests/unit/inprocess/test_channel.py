@@ -1,4 +1,4 @@
-"""The agent's end of the channel to workers that go on in their processes."""
+"""The agent's end of the channel to workers that continue in their processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import select
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ Listen = Callable[[int], int]
 
 @pytest.fixture
 def listen(tmp_path: Path) -> Iterator[Listen]:
-    """Has the worker of a local rank announce itself; returns what it reads."""
+    """Lets the worker of a local rank announce itself; returns the descriptor that it reads."""
     fds: list[int] = []
 
     def announce(rank: int) -> int:
@@ -32,102 +32,89 @@ def listen(tmp_path: Path) -> Iterator[Listen]:
         os.close(fd)
 
 
+@pytest.fixture
+def channel(tmp_path: Path) -> WorkerChannel:
+    return WorkerChannel(str(tmp_path))
+
+
 def names(folder: Path) -> set[str]:
-    return {each.name for each in folder.iterdir()}
+    return {path.name for path in folder.iterdir()}
 
 
-def test_who_has_announced_itself_and_who_has_left(tmp_path: Path, listen: Listen) -> None:
-    channel = WorkerChannel(str(tmp_path))
+def test_announced_and_left_workers(channel: WorkerChannel, tmp_path: Path, listen: Listen) -> None:
     assert (channel.announced(), channel.left(0)) == (set(), set())
     listen(0)
     listen(12)
-    for name in (
-        "inprocess.x",
-        "inprocess.",
-        "inprocess.1.2",
-        "inprocess.²",
-        ".inprocess.3.77",
-        "left.0.4",
-        "left.5.40",
-    ):
-        (tmp_path / name).touch()
-    for name in ("left.x.4", "left.7.x", "left.8", "ack.0.1", "progress.0", "notice.json"):
+    others = "inprocess.x inprocess. inprocess.1.2 inprocess.² .inprocess.3.77 left.x.4 left.7.x left.8 ack.0.1"
+    for name in ("left.0.4", "left.5.40", "progress.0", "notice.json", *others.split()):
         (tmp_path / name).touch()
     assert channel.announced() == {0, 12}
     assert (channel.left(4), channel.left(40), channel.left(5)) == ({0}, {5}, set())
 
 
 @pytest.mark.parametrize("folder", ["", "/no/such/folder"])
-def test_without_a_folder_there_is_nobody(folder: str) -> None:
+def test_without_a_folder(folder: str) -> None:
     channel = WorkerChannel(folder)
     assert (channel.announced(), channel.left(0), channel.leave(0, 1)) == (set(), set(), False)
     assert not channel.enter(0, 1, {})
     channel.remove({0})
 
 
-def test_what_a_worker_is_told(tmp_path: Path, listen: Listen) -> None:
-    channel, reads = WorkerChannel(str(tmp_path)), listen(1)
+def test_messages_to_workers(channel: WorkerChannel, tmp_path: Path, listen: Listen) -> None:
+    reads = listen(1)
     assert channel.leave(1, 3)
     assert channel.enter(1, 4, {"RANK": "0", "GONE": None})
     assert os.read(reads, 100) == b"leave 3\nenter 4\n"
     found = json.loads((tmp_path / "round.1.json").read_text())
     assert found == {"round": 4, "environment": {"RANK": "0", "GONE": None}}
-
-
-def test_who_does_not_read_is_not_told_and_not_waited_for(tmp_path: Path, listen: Listen) -> None:
-    channel = WorkerChannel(str(tmp_path))
-    os.mkfifo(tmp_path / "inprocess.0")  # what a dead one has left
-    (tmp_path / "inprocess.1").touch()
-    listen(2)
-    (tmp_path / "inprocess.3").symlink_to("inprocess.2")
+    os.mkfifo(tmp_path / "inprocess.0")  # left by a dead worker
+    (tmp_path / "inprocess.2").touch()
+    (tmp_path / "inprocess.3").symlink_to("inprocess.1")
     full = listen(4)
     with suppress(BlockingIOError):
         while True:
             os.write(full, bytes(1 << 16))
-    assert [channel.leave(rank, 0) for rank in range(6)] == [False, False, True, False, False, False]
+    assert [channel.leave(rank, 0) for rank in range(6)] == [False, True, False, False, False, False]
     assert not channel.enter(0, 1, {})
 
 
-def test_what_is_removed_is_that_of_these_ranks(tmp_path: Path, listen: Listen) -> None:
+def test_files_of_ranks_are_removed(channel: WorkerChannel, tmp_path: Path, listen: Listen) -> None:
     for rank in (1, 11):
         listen(rank)
         for name in (f"left.{rank}.0", f"left.{rank}.1", f"round.{rank}.json", f"progress.{rank}", f"ack.{rank}.2"):
             (tmp_path / name).touch()
-    kept = {name for name in names(tmp_path) if "11" in name} | {"notice.json"}
     (tmp_path / "notice.json").touch()
-    WorkerChannel(str(tmp_path)).remove({1, 2})
+    kept = {name for name in names(tmp_path) if "11" in name} | {"notice.json"}
+    channel.remove({1, 2})
     assert names(tmp_path) == kept
 
 
-def test_it_tells_when_somebody_has_left(tmp_path: Path, listen: Listen) -> None:
+def test_leaving_workers_wake_the_agent(channel: WorkerChannel, tmp_path: Path, listen: Listen) -> None:
     reads = listen(0)
     listen(1)
     (tmp_path / "left.1.6").touch()
-    leaving = ReleasedWorkers(WorkerChannel(str(tmp_path)), [0, 1, 2], 7)
-    try:
+    with closing(ReleasedWorkers(channel, [0, 1, 2], 7)) as leaving:
         assert leaving.told == {0, 1}
         assert os.read(reads, 100) == b"leave 7\n"
         leaving.left()
         assert select.select(leaving.fds(), [], [], 0)[0] == []
         (tmp_path / "left.0.7").touch()
-        (tmp_path / "left.2.7").touch()  # who was not told
+        (tmp_path / "left.2.7").touch()  # it was not asked
         assert select.select(leaving.fds(), [], [], 10)[0] == leaving.fds()
         assert leaving.left() == {0}
         assert not leaving.must_be_polled
-    finally:
-        leaving.close()
     leaving.close()
 
 
-def test_without_inotify_it_has_to_be_asked(tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rallypoint.base import inotify
-
+def test_without_inotify_workers_are_polled(
+    channel: WorkerChannel, tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_self: object) -> None:
         raise OSError(24, "too many of these")
 
-    monkeypatch.setattr(inotify.Inotify, "__init__", refuse)
+    monkeypatch.setattr("rallypoint.base.inotify.Inotify.__init__", refuse)
     listen(0)
-    leaving = ReleasedWorkers(WorkerChannel(str(tmp_path)), [0], 7)
+    leaving = ReleasedWorkers(channel, [0], 7)
     assert (leaving.must_be_polled, leaving.fds(), leaving.left()) == (True, [], set())
     (tmp_path / "left.0.7").touch()
     assert leaving.left() == {0}

@@ -1,4 +1,4 @@
-"""Connections that are ended from another thread; those of gloo are in tests/conformance."""
+"""Connections that another thread ends; those of gloo are in tests/conformance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def test_only_connections_to_the_store_are_ended() -> None:
     open_before = os.listdir("/proc/self/fd")
     with ExitStack() as opened:
         store, other = (opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
-        waits, own = (opened.enter_context(socket.create_connection(each.getsockname())) for each in (store, other))
+        waits, own = (opened.enter_context(socket.create_connection(to.getsockname())) for to in (store, other))
         left, right = map(opened.enter_context, socket.socketpair())
         far = opened.enter_context(other.accept()[0])
         unconnected = opened.enter_context(socket.socket())
         end_connections(store.getsockname()[1], workers=3)
-        assert waits.recv(1) == b"", "what waits in it returns"
+        assert waits.recv(1) == b"", "the read returns"
         for near, end in ((own, far), (left, right)):
             near.send(b"1")
             assert end.recv(1) == b"1"

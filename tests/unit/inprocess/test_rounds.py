@@ -1,4 +1,4 @@
-"""A worker that goes on in the next round: what ends its function, and what the agent and the user see of it."""
+"""A worker that continues in the next round: what ends its function, and what the agent and the user see of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from rallypoint import inprocess
 from rallypoint.inprocess import Round
 from tests.processes import completed
-from tests.unit.inprocess.agent import PREAMBLE, worker
+from tests.unit.inprocess.agent import PREAMBLE, Agent, worker
 
 process = pytest.mark.process
 
 
-def test_outside_of_rallypoint_it_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_rallypoint_the_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RALLYPOINT_NOTICES", raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     seen: list[tuple[Round, int, int]] = []
@@ -34,15 +34,13 @@ def test_outside_of_rallypoint_it_is_called_once(monkeypatch: pytest.MonkeyPatch
     assert (round_.survived, round_.memory, round_.restart_count, first, second) == (False, {}, 3, 1, 2)
     assert (train.__name__, train.__doc__) == ("train", "Trains.")
 
-
-def test_what_would_only_make_an_object_is_refused() -> None:
     async def coroutine(_round: Round) -> None: ...
 
     with pytest.raises(TypeError, match="wrap the plain function"):
         inprocess.resumable(coroutine)
 
 
-def test_on_another_thread_it_is_called_once_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_call_the_function_once_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_NOTICES", str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     seen: list[bool] = []
@@ -60,56 +58,58 @@ def test_on_another_thread_it_is_called_once_with_a_warning(tmp_path: Path, monk
 
 
 MEMORY = """
+import warnings
+from rallypoint import notices
 @inprocess.resumable
 def train(round, name):
+    notices.progress(int(os.environ["RANK"]))
     round.memory.setdefault("pids", []).append(os.getpid())
     say(name, round.survived, round.restart_count, len(set(round.memory["pids"])), len(round.memory["pids"]),
-        *(os.environ.get(each) for each in ("RANK", "GONE")))
+        *(os.environ.get(name) for name in ("RANK", "GONE")))
     if os.environ["RANK"] == "7":
         return "value"
     time.sleep(60)
 say(train("train"))
+warnings.simplefilter("error")
+for _ in range(100):
+    inprocess.resumable(lambda round: None)()
 """
+
+
+def progress(agent: Agent) -> int:
+    return int.from_bytes((agent.folder / "progress.0").read_bytes()[:8], "little")
 
 
 @process
 def test_the_function_is_called_again_with_its_memory_and_the_new_environment(tmp_path: Path) -> None:
     with worker(tmp_path, MEMORY, RANK="3", GONE="here", TORCHELASTIC_RESTART_COUNT="0") as agent:
         assert agent.line() == "train False 0 1 1 3 here"
+        assert progress(agent) == 3
         agent.next_round(4, RANK="2", GONE=None, TORCHELASTIC_RESTART_COUNT="1")
         assert agent.line() == "train True 1 1 2 2 None"
         agent.next_round(5, RANK="7", TORCHELASTIC_RESTART_COUNT="2")
         assert agent.line() == "train True 2 1 3 7 None"
         assert agent.line() == "value"
-        assert agent.end() == (0, "")
-        assert agent.fifo.exists(), "so that the agent knows that the next one of this local rank can go on"
-
-
-MANY = """
-import warnings
-warnings.simplefilter("error")
-train = inprocess.resumable(lambda round: None)
-for _ in range(100):
-    train()
-"""
-
-
-@process
-def test_functions_one_after_the_other_can_all_go_on(tmp_path: Path) -> None:
-    with worker(tmp_path, MANY) as agent:
-        assert agent.end() == (0, "")
+        assert agent.end() == (0, ""), "further functions can be resumable"
+        assert progress(agent) == 7, "it is written to the same file"
+        assert agent.fifo.exists(), "it shows that the next worker of this local rank can continue"
 
 
 WAITS = """
-import queue, select, signal, socket, threading
-def swallow():
-    for turn in range(3):
+import multiprocessing, queue, select, signal, socket, subprocess, threading
+def clean_up():
+    try:
+        say("in")
+        time.sleep(60)
+    finally:
+        began = time.monotonic()
+        while time.monotonic() < began + 0.5:  # several more signals come
+            pass
         try:
-            if not turn:
-                say("in")
-            time.sleep(60)
-        except:
-            say("swallowed")
+            time.sleep(0.2)
+        except BaseException:
+            say("cut")
+        say("cleaned up")
 def generate():
     while True:
         yield time.sleep(60)
@@ -134,13 +134,72 @@ def thread():
 lock = threading.Lock()
 lock.acquire()
 left, right = socket.socketpair()
-WAITS = [lambda: time.sleep(60), lock.acquire, queue.Queue().get, queue.SimpleQueue().get, threading.Event().wait,
-    compute, lambda: list(generate()), lambda: left.recv(1), lambda: select.select([left], [], []), thread,
-    signal.pause, fail, return_instead, swallow]
+WAITS = [lambda: time.sleep(60), lock.acquire, queue.Queue().get, queue.SimpleQueue().get,
+    threading.Event().wait, compute, lambda: list(generate()), lambda: left.recv(1),
+    lambda: select.select([left], [], []), thread, signal.pause, fail, return_instead]
+class Waits:
+    def __enter__(self):
+        say("in")
+        time.sleep(60)
+    def __exit__(self, *_):
+        pass
+class WaitsAtTheEnd(Waits):
+    __enter__, __exit__ = Waits.__exit__, lambda self, *_: Waits.__enter__(self)
+def enters():
+    with Waits():
+        pass
+def leaves():
+    with WaitsAtTheEnd():
+        pass
+def ends():
+    try:
+        pass
+    finally:
+        say("in")
+        time.sleep(60)
+def acquires():
+    lock = multiprocessing.Lock()
+    lock.acquire()
+    say("in")
+    lock.acquire()
+    try:
+        pass
+    finally:
+        lock.release()
+def gets():
+    say("in")
+    multiprocessing.Queue().get(timeout=60)
+def waits():
+    say("in")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            child.wait()
+        finally:
+            child.kill()
+def enters_condition():
+    condition, entered = threading.Condition(), threading.Event()
+    def hold():
+        with condition:
+            entered.set()
+            time.sleep(60)
+    threading.Thread(target=hold, daemon=True).start()
+    entered.wait()
+    say("in")
+    with condition:
+        pass
+def swallow():
+    for turn in range(3):
+        try:
+            if not turn:
+                say("in")
+            time.sleep(60)
+        except:
+            say("swallowed")
+ALL = [clean_up, *WAITS, enters, leaves, ends, acquires, gets, waits, enters_condition, swallow, lambda: say("in")]
 @inprocess.resumable
 def train(round):
-    wait = WAITS[int(os.environ["RANK"])]
-    if wait is not swallow:
+    wait = ALL[int(os.environ["RANK"])]
+    if wait in WAITS:
         say("in")
     wait()
 train()
@@ -148,42 +207,19 @@ train()
 
 
 @process
-def test_whatever_the_main_thread_waits_for_it_comes_out(tmp_path: Path) -> None:
+def test_all_waits_of_the_main_thread_are_interrupted(tmp_path: Path) -> None:
     with worker(tmp_path, WAITS, RANK="0") as agent:
-        for number in range(13):
+        assert agent.line() == "in"
+        assert agent.next_round(0, RANK="1") > 0.5
+        assert agent.line() == "cleaned up", "without an interruption"
+        for number in range(1, 21):
             assert agent.line() == "in"
             assert agent.next_round(number, RANK=str(number + 1)) < 20, number
         assert agent.line() == "in"
-        agent.next_round(13, RANK="0")
+        agent.next_round(21, RANK="22")
         while (line := agent.line()) != "in":
-            assert line == "swallowed", "up to three times; it may have come between two of them"
-
-
-CLEAN_UP = """
-@inprocess.resumable
-def train(round):
-    try:
-        say("in")
-        time.sleep(60)
-    finally:
-        began = time.monotonic()
-        while time.monotonic() < began + 0.5:   # in which several more signals come
-            pass
-        try:
-            time.sleep(0.2)
-        except BaseException:
-            say("cut")
-        say("cleaned up")
-train()
-"""
-
-
-@process
-def test_a_clean_up_is_not_cut(tmp_path: Path) -> None:
-    with worker(tmp_path, CLEAN_UP) as agent:
-        assert agent.line() == "in"
-        assert agent.next_round(0) > 0.5
-        assert [agent.line(), agent.line()] == ["cleaned up", "in"]
+            assert line == "swallowed", "up to three times"
+        assert agent.end() == (0, "")
 
 
 OWN_ERRORS = """
@@ -193,7 +229,7 @@ def fail():
 def clean_up():
     say("in")
     for _ in range(3):
-        os.read(sent, 1)  # the end of the round has interrupted this process
+        os.read(sent, 1)  # the end of the round interrupts this process
     say("cleaned up")
 def in_handler():
     try:
@@ -238,7 +274,7 @@ def in_block():
             clean_up()
         say("block has ended")
     time.sleep(60)
-class Batches:  # as a data loader's iterator: no frame holds it but the loop, which an error leaves
+class Batches:  # like a data loader's iterator, which only the loop holds
     def __iter__(self):
         return self
     def __next__(self):
@@ -280,7 +316,7 @@ CALLED_IN_A_HANDLER = "try:\n    raise LookupError\nexcept LookupError:\n    tra
 
 @process
 @pytest.mark.parametrize("call", [CALLED, CALLED_IN_A_HANDLER], ids=["called", "called_in_a_handler"])
-def test_a_clean_up_after_an_error_of_the_function_is_not_cut(tmp_path: Path, call: str) -> None:
+def test_a_clean_up_after_an_error_is_not_interrupted(tmp_path: Path, call: str) -> None:
     with worker(tmp_path, OWN_ERRORS + call, RANK="0") as agent:
         for number in range(10):
             assert agent.line() == "in"
@@ -312,7 +348,7 @@ import trains_when_imported
 
 
 @process
-def test_an_import_is_not_cut(tmp_path: Path) -> None:
+def test_an_import_is_not_interrupted(tmp_path: Path) -> None:
     with worker(tmp_path, IMPORTS, TMPDIR=str(tmp_path)) as agent:
         assert agent.line() == "in"
         agent.next_round(0)
@@ -328,7 +364,7 @@ inprocess.on_round_end(lambda: 1 / 0)
 inprocess.on_round_end(ended.set)
 def marks():
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]]
-    return sum("rallypoint-saving" in each for each in links)
+    return sum("rallypoint-saving" in link for link in links)
 @inprocess.resumable
 def train(round):
     if round.survived:
@@ -345,7 +381,7 @@ say("marks", marks())
 
 
 @process
-def test_a_save_is_not_cut_and_the_interruption_comes_at_its_end(tmp_path: Path) -> None:
+def test_a_save_is_interrupted_at_its_end(tmp_path: Path) -> None:
     with worker(tmp_path, BLOCKS) as agent:
         assert agent.line() == "in"
         agent.next_round(0)
@@ -370,39 +406,37 @@ train()
 
 
 @process
-def test_orders_in_quick_succession(tmp_path: Path) -> None:
+def test_messages_in_quick_succession(tmp_path: Path) -> None:
     with worker(tmp_path, RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
         agent.order("leave 5", "leave 5", "what is this", "leave -3", "leave x", "leave")
         agent.wait_until_left(5)
         agent.prepare(6, RANK="6")
-        agent.order("enter 6", "leave 6")  # it has ended before the function was called
+        agent.order("enter 6", "leave 6")  # the round ends before the call
         agent.wait_until_left(6)
-        agent.leave(7)  # a round in which this process never was
+        agent.leave(7)  # this process never entered it
         agent.enter(9, RANK="9")
         while (line := agent.line()) != "in 9":
-            assert line == "in 6", "it may have been called, or not"
+            assert line == "in 6", "the call of round 6 may happen or not"
         agent.next_round(9, RANK="end")
         assert agent.end() == (0, "")
 
 
 @process
-def test_what_comes_out_may_be_the_echo_of_another_workers_death(tmp_path: Path) -> None:
+def test_errors_may_be_caused_by_the_death_of_another_worker(tmp_path: Path) -> None:
     with worker(tmp_path, RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
         agent.next_round(0, RANK="fail")
-        agent.next_round(1, RANK="2")  # told of a moment after
+        agent.next_round(1, RANK="2")  # the round ends a moment later
         assert agent.line() == "in 2"
         agent.next_round(2, RANK="fail")
         code, errors = agent.end()
-        assert code == 1, "nobody tells of anything: it was this worker's own failure"
+        assert code == 1, "the round does not end: it was this worker's own failure"
         assert errors.endswith("OSError: connection reset\n")
         assert agent.fifo.exists()
 
 
-@process
-def test_an_exit_ends_the_process_even_after_the_round(tmp_path: Path) -> None:
-    code = """
+EXITS = """
 @inprocess.resumable
 def train(round):
     try:
@@ -412,107 +446,86 @@ def train(round):
         sys.exit(9)
 train()
 """
-    with worker(tmp_path, code) as agent:
+
+
+@process
+def test_an_exit_ends_the_process_even_after_the_round(tmp_path: Path) -> None:
+    with worker(tmp_path, EXITS) as agent:
         assert agent.line() == "in"
         agent.order("leave 0")
         assert agent.end() == (9, "")
 
 
+HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+
+
 @process
-@pytest.mark.parametrize("handler", ["", "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"])
-def test_sigterm_ends_a_process_that_waits_for_a_round(tmp_path: Path, handler: str) -> None:
+@pytest.mark.parametrize(("handler", "code"), [("", -signal.SIGTERM), (HANDLER, 5)])
+def test_sigterm_ends_a_process_that_waits_for_a_round(tmp_path: Path, handler: str, code: int) -> None:
     with worker(tmp_path, handler + RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
         agent.leave(0)
         agent.process.send_signal(signal.SIGTERM)
-        assert agent.end() == (5 if handler else -signal.SIGTERM, "")
+        assert agent.end() == (code, "")
         assert agent.fifo.exists()
 
 
 @process
-def test_a_round_that_cannot_be_read_ends_the_process(tmp_path: Path) -> None:
-    with worker(tmp_path, RACES, RANK="0") as agent:
-        assert agent.line() == "in 0"
-        agent.leave(0)
-        agent.prepare(3, RANK="1")
-        agent.order("enter 1")
-        code, errors = agent.end()
-        assert code == 1
-        assert "belongs to round 3, not to round 1" in errors
-
-
-FORKS = """
-import multiprocessing, threading
-def child(number):
-    try:
-        time.sleep(0.5)
-        say("child", number)
-        time.sleep(60)
-    finally:
-        say("child interrupted")
-@inprocess.resumable
-def train(round):
-    if "child" not in round.memory:
-        found = multiprocessing.get_context("fork").Process(target=child, args=(1,), daemon=True)
-        found.start()
-        round.memory["child"] = found
-    say("in", round.memory["child"].is_alive())
-    if os.environ["RANK"] == "1":
-        os.kill(round.memory["child"].pid, 9)
-        return
-    time.sleep(60)
-if os.environ.get("SECOND") and os.fork() == 0:
-    time.sleep(0.2)
-    train()
-train()
-"""
-
-
-@process
-def test_a_forked_child_lives_on_and_is_not_interrupted(tmp_path: Path) -> None:
-    with worker(tmp_path, FORKS, RANK="0") as agent:
-        assert agent.line() == "in True"
-        agent.leave(0)
-        assert agent.line() == "child 1"
-        agent.enter(1, RANK="1")
-        assert agent.line() == "in True"
-        assert agent.end() == (0, "")
-
-
-SPAWNED = """
-@inprocess.resumable
-def train(round):
-    say("in", round.survived)
-    if sys.argv[1:] or round.survived:
-        return
-    import subprocess
-    subprocess.run([sys.executable, "-c", CODE, "child"], check=True)
-    time.sleep(60)
-train()
-"""
-
-
-@process
-def test_one_process_speaks_for_a_local_rank(tmp_path: Path) -> None:
-    code = PREAMBLE + SPAWNED
-    with worker(tmp_path, f"CODE = {code!r}\n" + SPAWNED) as agent:
-        assert [agent.line(), agent.line()] == ["in False", "in False"]
-        agent.next_round(0)
-        assert agent.line() == "in True"
-        code_, errors = agent.end()
-        assert code_ == 0
-        assert "another process of this local rank is already resumable" in errors
-
-
-@process
-def test_what_a_dead_process_has_left_is_replaced(tmp_path: Path) -> None:
+def test_files_of_a_dead_process_and_of_another_round(tmp_path: Path) -> None:
     folder = tmp_path / "notices"
     folder.mkdir(0o700)
     os.mkfifo(folder / "inprocess.0")
     with worker(tmp_path, RACES, RANK="0") as agent:
         assert agent.line() == "in 0"
-        agent.next_round(0, RANK="end")
-        assert agent.end() == (0, "")
+        agent.next_round(0, RANK="1")
+        assert agent.line() == "in 1"
+        agent.leave(1)
+        agent.prepare(3, RANK="1")
+        agent.order("enter 2")
+        code, errors = agent.end()
+        assert code == 1
+        assert "belongs to round 3, not to round 2" in errors
+
+
+CHILDREN = """
+import multiprocessing, subprocess
+def child():
+    try:
+        time.sleep(0.5)
+        say("child")
+        time.sleep(60)
+    finally:
+        say("child interrupted")
+@inprocess.resumable
+def train(round):
+    say("in", round.survived)
+    if sys.argv[1:]:
+        return
+    if round.survived:
+        say(round.memory["child"].is_alive())
+        os.kill(round.memory["child"].pid, 9)
+        return
+    subprocess.run([sys.executable, "-c", CODE, "child"], check=True)
+    round.memory["child"] = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+    round.memory["child"].start()
+    say("forked")
+    time.sleep(60)
+train()
+"""
+
+
+@process
+def test_children_of_a_worker(tmp_path: Path) -> None:
+    """A new process of the same local rank is not resumable, and a forked child is not interrupted."""
+    with worker(tmp_path, f"CODE = {PREAMBLE + CHILDREN!r}\n" + CHILDREN) as agent:
+        assert [agent.line(), agent.line(), agent.line()] == ["in False", "in False", "forked"]
+        agent.leave(0)
+        assert agent.line() == "child"
+        agent.enter(1)
+        assert [agent.line(), agent.line()] == ["in True", "True"]
+        code, errors = agent.end()
+        assert code == 0
+        assert "another process of this local rank is already resumable" in errors
 
 
 RELEASES = """
@@ -527,7 +540,7 @@ def step(model):
         raise ValueError from error
 @inprocess.resumable
 def train(round):
-    held = [each() for each in seen]
+    held = [reference() for reference in seen]
     model = Model()
     seen.append(weakref.ref(model))
     say("in", *held)
@@ -538,7 +551,7 @@ train()
 
 
 @process
-def test_what_the_function_held_is_released(tmp_path: Path) -> None:
+def test_objects_of_the_function_are_released(tmp_path: Path) -> None:
     with worker(tmp_path, RELEASES) as agent:
         assert agent.line() == "in"
         agent.next_round(0)
@@ -549,43 +562,20 @@ def test_what_the_function_held_is_released(tmp_path: Path) -> None:
 
 
 @process
-def test_progress_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    code = """
-from rallypoint import notices
-@inprocess.resumable
-def train(round):
-    notices.progress(int(os.environ["RANK"]))
-    say("in")
-    if os.environ["RANK"] == "7":
-        return
-    time.sleep(60)
-train()
-"""
-    with worker(tmp_path, code, RANK="3") as agent:
-        assert agent.line() == "in"
-        path = agent.folder / "progress.0"
-        assert path.read_bytes()[:8] == (3).to_bytes(8, "little")
-        agent.next_round(0, RANK="7")
-        assert agent.line() == "in"
-        assert agent.end() == (0, "")
-        assert path.read_bytes()[:8] == (7).to_bytes(8, "little")
-
-
-@process
-def test_it_brings_no_torch_along_and_little_else() -> None:
+def test_it_imports_no_torch_and_little_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import rallypoint.inprocess; print(*sorted(set(sys.modules) - before))"
     )
     done = completed([sys.executable, "-c", code], check=True)
     modules = set(done.stdout.split())
-    assert {each for each in modules if each.startswith("rallypoint")} == {
+    assert {name for name in modules if name.startswith("rallypoint")} == {
         "rallypoint",
         "rallypoint.base",
         "rallypoint.base.light_typing",
         "rallypoint.base.private_files",
         "rallypoint.notices",
         "rallypoint.inprocess",
-        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "interruption", "rounds", "torch_switches")),
+        *(f"rallypoint.inprocess.{name}" for name in ("aborting", "interruption", "rounds", "torch_switches")),
     }
     assert not {"logging", "torch", "msgspec", "multiprocessing"} & modules
 
@@ -607,10 +597,10 @@ train("this")
 
 
 @process
-def test_what_is_prepared_is_prepared_once_in_a_process(tmp_path: Path) -> None:
+def test_a_process_prepares_once(tmp_path: Path) -> None:
     with worker(tmp_path, PREPARES, RANK="0") as agent:
         assert agent.line() == "prepares this"
-        agent.says_on()
+        agent.release()
         assert agent.line() == "in 0 0 False this"
         assert (agent.folder / "prepared.0").exists()
         agent.next_round(0, RANK="end")
@@ -619,14 +609,14 @@ def test_what_is_prepared_is_prepared_once_in_a_process(tmp_path: Path) -> None:
 
 
 @process
-def test_who_prepares_leaves_a_round_at_once_and_enters_the_present_one_when_it_is_done(tmp_path: Path) -> None:
+def test_a_worker_that_prepares_enters_the_current_round(tmp_path: Path) -> None:
     with worker(tmp_path, PREPARES, RANK="0") as agent:
         assert agent.line() == "prepares this"
         agent.leave(0)
         agent.enter(1, RANK="1")
         agent.leave(1)
         agent.enter(2, RANK="end")
-        agent.says_on()
+        agent.release()
         assert agent.line() == "in end 0 False this"
         assert agent.end() == (0, "")
 
@@ -635,7 +625,7 @@ def test_who_prepares_leaves_a_round_at_once_and_enters_the_present_one_when_it_
 def test_a_standby_worker_waits_for_a_rank_and_a_round(tmp_path: Path) -> None:
     with worker(tmp_path, PREPARES, LOCAL_RANK="", RALLYPOINT_STANDBY="7") as agent:
         assert agent.line() == "prepares this"
-        agent.says_on()
+        agent.release()
         agent.wait_for("prepared.7")
         assert not agent.fifo.exists()
         standby = agent.folder / "inprocess.7"
@@ -649,7 +639,7 @@ def test_a_standby_worker_waits_for_a_rank_and_a_round(tmp_path: Path) -> None:
 
 
 @process
-def test_a_standby_worker_that_cannot_be_told_ends_and_calls_nothing(tmp_path: Path) -> None:
+def test_a_standby_worker_without_a_private_folder_ends(tmp_path: Path) -> None:
     (tmp_path / "notices").mkdir(mode=0o755)
     with worker(tmp_path, PREPARES, RALLYPOINT_STANDBY="7") as agent:
         assert agent.line() == ""
