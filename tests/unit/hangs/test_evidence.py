@@ -1,4 +1,4 @@
-"""What a node finds of its workers, of real processes in each state that a hang can leave them in."""
+"""The evidence of a node about real workers, in each state that a hang can leave them in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,49 +53,45 @@ if __name__ == "__main__":
 
 
 def as_sent(node: ExaminedNode) -> NodeEvidence:
-    """The evidence of a node as those have it who are sent it."""
+    """The evidence of a node as its receivers decode it."""
     return decode_evidence(encode_evidence(collect_evidence(node)))
 
 
-def started(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(folder: Path, code: str) -> Iterator[int]:
+    """The pid of a script, which is killed at the end with its children."""
     script = folder / "train.py"
     script.write_text(code)
-    command = [sys.executable, str(script), *arguments]
-    made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert made.stdout is not None
-    assert made.stdout.readline() == "up\n"
-    return made
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield process.pid
+        finally:
+            for pid in [pid for pid, other in process_table().items() if other.parent == process.pid]:
+                os.kill(pid, signal.SIGKILL)
+            process.kill()
 
 
 @pytest.mark.process
-def test_what_no_job_shows_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None:
-    """Whoever sleeps, is stopped or in the kernel is in tests/jobs/test_hangs.py."""
+def test_evidence_of_workers_and_their_children_is_kept(tmp_path: Path) -> None:
+    """Workers that sleep, are stopped or in the kernel are in tests/jobs/test_hangs.py."""
     folder = tmp_path / "attempt_0"
-    parent = started(tmp_path, WAITS_FOR_A_CHILD)
-    ended = subprocess.Popen(["/bin/true"])
-    try:
-        until(lambda: "join (" in stacks_of_workers({0: parent.pid})[0].text)
+    with started(tmp_path, WAITS_FOR_A_CHILD) as parent, subprocess.Popen(["/bin/true"]) as ended:
+        until(lambda: "join (" in stacks_of_workers({0: parent})[0].text)
         until(lambda: read_proc_state(ended.pid) == "Z")
-        workers = (ExaminedWorker(0, parent.pid), ExaminedWorker(1, ended.pid), ExaminedWorker(2, 2**22 + 7))
+        workers = (ExaminedWorker(0, parent), ExaminedWorker(1, ended.pid), ExaminedWorker(2, 2**22 + 7))
         node = ExaminedNode("n1", (*workers, ExaminedWorker(3, 0, 3)), str(folder))
         found = as_sent(node)
         again = as_sent(node)
-    finally:
-        for pid in [pid for pid, each in process_table().items() if each.parent == parent.pid]:
-            os.kill(pid, signal.SIGKILL)
-        for each in (ended, parent):
-            each.kill()
-            each.wait()
-            if each.stdout is not None:
-                each.stdout.close()
-    names = {each.ranks: each.situation.headline for each in groups_of(found.ranks)}
+    names = {group.ranks: group.situation.headline for group in groups_of(found.ranks)}
     assert names[0,] == "join, train.py:11"
     assert names[1,].startswith("a zombie")
     assert names[2,].startswith("gone")
     assert names[3,] == "ended with exit code 3"
     (child,) = found.ranks[0].children
     assert child.frames[0].function == "read"
-    assert not any(each.children for each in found.ranks[1:])
+    assert not any(rank.children for rank in found.ranks[1:])
     kept = Path(found.kept)
     assert kept == folder / "hang.0.txt"
     assert Path(again.kept) == folder / "hang.1.txt"
@@ -113,7 +111,7 @@ from rallypoint.observe.hangs.report import report_lines
 
 PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19
 if len(sys.argv) == 2:
-    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # of the next program; others than root lack it
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # for the next program
     os.execv(sys.executable, [*sys.orig_argv, "again"])
 node = ExaminedNode("n1", (ExaminedWorker(0, int(sys.argv[1])), ExaminedWorker(1, int(sys.argv[1]))))
 print("\\n".join(report_lines([decode_evidence(encode_evidence(collect_evidence(node)))])))
@@ -128,50 +126,36 @@ time.sleep(600)
 
 
 @pytest.mark.process
-def test_a_process_that_may_not_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
-    target = started(tmp_path, CANNOT_BE_READ)
-    try:
-        command = [sys.executable, "-c", DENIED, str(target.pid)]
-        told = completed(command, check=True).stdout.splitlines()
-    finally:
-        target.kill()
-        target.wait()
-        assert target.stdout is not None
-        target.stdout.close()
-    assert told[0].startswith("  2 ranks (0-1): sleeping")
-    (why,) = [line for line in told if "no Python stacks" in line]
+def test_an_unreadable_process_is_reported_with_a_remedy(tmp_path: Path) -> None:
+    with started(tmp_path, CANNOT_BE_READ) as target:
+        lines = completed([sys.executable, "-c", DENIED, str(target)], check=True).stdout.splitlines()
+    assert lines[0].startswith("  2 ranks (0-1): sleeping")
+    (why,) = [line for line in lines if "no Python stacks" in line]
     assert "from 2 ranks (0-1) on n1: " in why
     assert "CAP_SYS_PTRACE" in why
 
 
 @pytest.mark.process
-def test_who_has_no_stacks_is_to_show_them_if_it_will_be_ended(tmp_path: Path) -> None:
-    sleeps = subprocess.Popen(["/bin/sleep", "600"])
-    try:
-        for ends in (False, True):
-            made = context(tmp_path / "logs")
-            workers = (
-                WorkerFacts(4, 0, sleeps.pid, None, "", "", "", {}, bytes),
-                WorkerFacts(5, 1, 0, 0, "", "", "", {}, bytes),
-            )
-            facts = node_of(workers[0])._replace(processes=workers)
-            found = decode_evidence(collect(facts, made, "fail" if ends else "report"))
-            (line,) = [line for line in report_lines([found]) if "no Python stacks from 1 rank (4) on host" in line]
-            assert line.endswith("; they follow when the workers are stopped") == ends
-            assert made.without_stacks == ({0} if ends else set())
-    finally:
+@pytest.mark.parametrize("action", ["report", "fail"])
+def test_workers_without_stacks_show_them_when_they_are_stopped(tmp_path: Path, action: str) -> None:
+    with subprocess.Popen(["/bin/sleep", "600"]) as sleeps:
+        made = context(tmp_path / "logs")
+        workers = (
+            WorkerFacts(4, 0, sleeps.pid, None, "", "", "", {}, bytes),
+            WorkerFacts(5, 1, 0, 0, "", "", "", {}, bytes),
+        )
+        found = decode_evidence(collect(node_of(workers[0])._replace(processes=workers), made, action))
         sleeps.kill()
-        sleeps.wait()
+    (line,) = [line for line in report_lines([found]) if "no Python stacks from 1 rank (4) on host" in line]
+    assert line.endswith("; they follow when the workers are stopped") == (action == "fail")
+    assert made.without_stacks == ({0} if action == "fail" else set())
 
 
-def test_no_folder_and_no_worker_are_no_failure(tmp_path: Path) -> None:
+def test_evidence_without_a_folder_or_workers(tmp_path: Path) -> None:
     assert as_sent(ExaminedNode("n1", ())).ranks == ()
     (tmp_path / "file").write_text("")
     found = as_sent(ExaminedNode("n1", (ExaminedWorker(0, 0, -9),), str(tmp_path / "file")))
     assert (found.kept, found.ranks[0].exit_code) == ("", -9)
-
-
-# The flight recorders, switched on
 
 
 def context(folder: Path, **environment: str) -> SubprocessContext:
@@ -179,11 +163,11 @@ def context(folder: Path, **environment: str) -> SubprocessContext:
     return SubprocessContext("t", "/bin/true", {0: (), 1: ()}, envs, DefaultLogsSpecs(str(folder)))
 
 
-def test_the_variables_of_torch_are_set_unless_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_flight_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (BUFFER, DUMP, PIPE, SOCKET, DUMP_ON_TIMEOUT, *OLD_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    notices = Path("notices")  # the path of a socket has to be short
+    notices = Path("notices")  # the path of a socket must be short
     made = context(tmp_path / "logs", **{PIPE: "/mine_"})
     switch_on(made, str(notices), None)
     attempt = Path(made.error_files[0]).parents[1]
@@ -209,7 +193,7 @@ def test_the_variables_of_torch_are_set_unless_they_are(tmp_path: Path, monkeypa
     assert other.envs[0].keys() & {DUMP, PIPE, SOCKET} == set()
 
 
-def test_without_a_log_folder_torch_dumps_where_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_log_folder_torch_chooses_the_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = context(Path(os.devnull))
     switch_on(made, str(tmp_path / ("n" * 100)), None)
     assert DUMP not in made.envs[0]

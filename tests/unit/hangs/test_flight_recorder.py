@@ -1,17 +1,18 @@
-"""What flight recorders have dumped: read without trusting it, compared over ranks, and asked for from outside."""
+"""Dumps of flight recorders: read without trust, compared over ranks, and requested from outside."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from rallypoint.observe.hangs.report import MAX_FINDINGS, findings, report_lines
 from rallypoint.observe.hangs.unpickle import PlainUnpickler, unpickled
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Of real torch: `recorded/train.py` says how."""
+"""Dumps of real torch, made by `recorded/train.py`."""
 
 
 def dumped(entries: Sequence[object], **more: object) -> Dump:
@@ -42,7 +43,7 @@ def dumped(entries: Sequence[object], **more: object) -> Dump:
 
 
 def json_of(data: bytes) -> bytes:
-    """As the child does it that reads pickles."""
+    """The JSON of a pickle, as the child that reads it makes it."""
     return json.dumps(PlainUnpickler(io.BytesIO(data)).load()).encode()
 
 
@@ -50,49 +51,38 @@ def recorded(case: str, ranks: Sequence[int] = range(4)) -> list[RankRecord]:
     return [record_of(rank, read_dump(json_of((RECORDED / f"{case}_{rank}").read_bytes()))) for rank in ranks]
 
 
-def told(case: str, ranks: Sequence[int] = range(4)) -> list[str]:
+def findings_of(case: str, ranks: Sequence[int] = range(4)) -> list[str]:
     return findings(recorded(case, ranks), range(4))
 
 
-def test_who_has_not_joined_a_collective_is_named() -> None:
-    assert told("missing") == ["all_reduce #3 of default_pg (train.py:46): joined by ranks 0-2, not by rank 3"]
+JOINED = "all_reduce #3 of default_pg (train.py:46): joined by "
 
 
-def test_a_rank_that_calls_another_collective_is_named() -> None:
-    (line,) = told("mismatch")
-    assert line == "#3 of default_pg differs between ranks: all_reduce on ranks 0-2, broadcast on rank 3"
-
-
-def test_each_process_group_is_judged_for_itself() -> None:
-    assert told("group") == [
-        "all_reduce #3 of default_pg (train.py:46): joined by ranks 2-3, not by ranks 0-1",
+def test_findings_of_recorded_dumps() -> None:
+    assert findings_of("missing") == [JOINED + "ranks 0-2, not by rank 3"]
+    differs = "#3 of default_pg differs between ranks: all_reduce on ranks 0-2, broadcast on rank 3"
+    assert findings_of("mismatch") == [differs]
+    assert findings_of("group") == [
+        JOINED + "ranks 2-3, not by ranks 0-1",
         "barrier #2 of process group 1 (train.py:45): joined by rank 0, not by rank 1",
     ]
+    incomplete = "all with a dump, ranks 0-2, not complete on any; no dump from rank 3"
+    assert findings_of("missing", range(3)) == [JOINED + incomplete]
+    assert findings_of("missing", [2, 3]) == [JOINED + "rank 2, not by rank 3; no dump from ranks 0-1"]
+    assert findings_of("missing", [3]) == findings_of("missing", []) == []
 
 
-def test_what_is_not_known_is_not_judged() -> None:
-    assert told("missing", range(3)) == [
-        "all_reduce #3 of default_pg (train.py:46): joined by all with a dump, ranks 0-2, not complete on any; "
-        "no dump from rank 3"
-    ]
-    assert told("missing", [2, 3]) == [
-        "all_reduce #3 of default_pg (train.py:46): joined by rank 2, not by rank 3; no dump from ranks 0-1"
-    ]
-    assert told("missing", [3]) == []
-    assert findings([], range(4)) == []
+def test_the_answer_of_a_worker_server_has_the_same_findings() -> None:
+    def calls(record: RankRecord) -> list[list[tuple[object, ...]]]:
+        return [[(call.sequence, call.operation, call.done) for call in group.last] for group in record.groups]
 
-
-def test_the_worker_servers_answer_says_the_same_without_places() -> None:
     server = record_of(3, read_dump((RECORDED / "server_3.json").read_bytes()))
-    (pickled,) = recorded("missing", [3])
-    assert [[(each.sequence, each.operation, each.done) for each in group.last] for group in server.groups] == [
-        [(each.sequence, each.operation, each.done) for each in group.last] for group in pickled.groups
-    ]
-    assert findings([*recorded("missing", range(3)), server], range(4)) == told("missing")
+    assert calls(server) == calls(*recorded("missing", [3]))
+    assert findings([*recorded("missing", range(3)), server], range(4)) == findings_of("missing")
 
 
 def nccl(rank: int, last: str, *, sequence: int = 41, members: Sequence[int] = (0, 1), **more: Any) -> RankRecord:
-    """A dump in NCCL's form, of which torch fills in members and states."""
+    """A dump of NCCL, with members and states."""
 
     def entry(number: int, state: str) -> dict[str, Any]:
         return {
@@ -110,35 +100,31 @@ def nccl(rank: int, last: str, *, sequence: int = 41, members: Sequence[int] = (
     return record_of(rank, dumped([*entries, *more.get("entries", ())], pg_config=config))
 
 
-def test_a_collective_that_all_have_joined_and_none_completes_is_told() -> None:
-    assert findings([nccl(0, "started"), nccl(1, "started")], range(2)) == [
-        "all_reduce #41 of default_pg: joined by all, not complete on any"
-    ]
-    assert findings([nccl(0, "completed"), nccl(1, "started")], range(2)) == [
-        "all_reduce #41 of default_pg: joined by all, not complete on rank 1"
-    ]
-    assert findings([nccl(0, "completed"), nccl(1, "completed")], range(2)) == []
+RECEIVES = {
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 41,
+    "profiling_name": "nccl:recv 1<-0",
+    "state": "started",
+    "is_p2p": True,
+}
 
 
-def test_a_rank_far_behind_what_others_still_have_is_named() -> None:
-    assert findings([nccl(0, "started", sequence=900), nccl(1, "completed", sequence=41)], range(2)) == [
+def test_findings_with_nccl() -> None:
+    def found(first: RankRecord, second: RankRecord) -> list[str]:
+        return findings([first, second], range(2))
+
+    joined = "all_reduce #41 of default_pg: joined by all, "
+    assert found(nccl(0, "started"), nccl(1, "started")) == [joined + "not complete on any"]
+    assert found(nccl(0, "completed"), nccl(1, "started")) == [joined + "not complete on rank 1"]
+    assert found(nccl(0, "completed"), nccl(1, "completed")) == []
+    receives = nccl(1, "completed", entries=[RECEIVES])
+    assert found(nccl(0, "completed"), receives) == ["rank 1 is waiting in recv 1<-0 of default_pg"]
+    assert found(nccl(0, "started", sequence=900), nccl(1, "completed", sequence=41)) == [
         "a collective #42 of default_pg: joined by rank 0, not by rank 1"
     ]
 
 
-def test_a_receive_that_nobody_answers_is_told() -> None:
-    waits = {
-        "process_group": ("0", "default_pg"),
-        "collective_seq_id": 41,
-        "profiling_name": "nccl:recv 1<-0",
-        "state": "started",
-        "is_p2p": True,
-    }
-    found = findings([nccl(0, "completed"), nccl(1, "completed", entries=[waits])], range(2))
-    assert found == ["rank 1 is waiting in recv 1<-0 of default_pg"]
-
-
-def test_many_groups_are_a_few_lines() -> None:
+def test_findings_are_limited() -> None:
     def entries(count: int) -> list[dict[str, Any]]:
         return [
             {"process_group": (str(at), "p"), "collective_seq_id": n, "profiling_name": "gloo:x", "retired": True}
@@ -153,22 +139,28 @@ def test_many_groups_are_a_few_lines() -> None:
 
 
 @pytest.mark.process
-def test_a_pickle_is_read_by_a_child_with_limits_that_runs_nothing(tmp_path: Path) -> None:
+def test_pickles_are_read_by_a_child_that_executes_nothing(tmp_path: Path) -> None:
     made = tmp_path / "made"
 
     class Reduced:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(made),)
 
+    text, nested = "x" * 100_000, ["x"]
+    for _ in range(24):
+        nested = [nested, nested]  # type: ignore[list-item]
     bad = [
         pickle.dumps({"entries": [Reduced()]}),
         pickle.dumps({"entries": [Path("x")]}, 2),
         b"cposix\nsystem\n(S'id'\ntR.",
-        b"\x80\x02}r\xff\xff\xff\x7f.",  # a place far out in the memo
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a large index of the memo
         b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.",  # a terabyte
         (RECORDED / "missing_0").read_bytes()[:-10],
         b"",
+        pickle.dumps({"entries": [text] * 1000}),  # which JSON repeats
+        pickle.dumps({"entries": nested}),
     ]
+    assert max(map(len, bad)) < 110_000
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda data: of_child(tmp_path, data), [(RECORDED / "missing_0").read_bytes(), *bad]))
     assert answers == [
@@ -189,7 +181,7 @@ def of_child(folder: Path, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"entries":{}}', b"{}"])
-def test_what_is_no_dump_is_refused(data: bytes) -> None:
+def test_other_data_is_no_dump(data: bytes) -> None:
     with pytest.raises(ValueError, match="it is not a valid flight recorder dump"):
         read_dump(data)
 
@@ -205,12 +197,12 @@ def test_what_is_no_dump_is_refused(data: bytes) -> None:
         {"process_group": ("0", "a"), "collective_seq_id": 1, "profiling_name": None},
     ],
 )
-def test_an_entry_of_another_form_is_refused(entry: object) -> None:
+def test_invalid_entries_are_refused(entry: object) -> None:
     with pytest.raises(ValueError, match=r"it is not a valid flight recorder dump: .*entries\[0\]"):
         dumped([entry])
 
 
-def test_what_cannot_be_printed_does_not_travel() -> None:
+def test_unprintable_text_is_not_sent() -> None:
     entry = {
         "process_group": ("0", "\x1b[2J"),
         "collective_seq_id": 1,
@@ -223,7 +215,7 @@ def test_what_cannot_be_printed_does_not_travel() -> None:
     assert all(line.isprintable() for line in report_lines([node]))
 
 
-def test_the_report_names_findings_what_is_missing_and_the_command() -> None:
+def test_the_report_has_findings_missing_ranks_and_a_command() -> None:
     ranks = tuple(RankEvidence(rank, "sleeping") for rank in range(4))
     records = (*recorded("missing", range(3)), RankRecord(3, why_none="it did not answer"))
     lines = report_lines([NodeEvidence("n", ranks, records=records, dumps="/logs/flight_recorder/rank_")])
@@ -236,17 +228,14 @@ def test_the_report_names_findings_what_is_missing_and_the_command() -> None:
     ]
 
 
-# Asking
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    assert not [each for each in threading.enumerate() if each.name.startswith("answers")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("answers")]
 
 
 def process_group(path: Path, writes: Sequence[bytes]) -> threading.Thread:
-    """What reads a pipe as a process group does, and writes its dump as torch does: into the file, part by part."""
+    """Read a pipe as a process group does, and write the dump as torch does: into the file, part by part."""
     os.mkfifo(f"{path}.pipe")
     fd = os.open(f"{path}.pipe", os.O_RDONLY | os.O_NONBLOCK)
 
@@ -266,7 +255,7 @@ def process_group(path: Path, writes: Sequence[bytes]) -> threading.Thread:
 
 
 @pytest.mark.process
-def test_a_dump_is_asked_for_by_the_pipe_and_awaited_until_it_is_whole(folder: Path) -> None:
+def test_dumps_are_requested_by_the_pipe_and_awaited(folder: Path) -> None:
     data = (RECORDED / "missing_0").read_bytes()
     (folder / "rank_0").write_bytes(b"an old dump")
     thread = process_group(folder / "rank_0", [data[:700], data[700:]])
@@ -278,95 +267,61 @@ def test_a_dump_is_asked_for_by_the_pipe_and_awaited_until_it_is_whole(folder: P
 
 
 @pytest.mark.process
-def test_a_rank_that_cannot_be_asked_or_does_not_answer_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_be_asked_or_do_not_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.observe.hangs.dumps.TIMEOUT", 2.0)
     thread = process_group(folder / "rank_0", [b"half a dump"])
     os.mkfifo(folder / "rank_1.pipe")
     (folder / "rank_2.pipe").write_text("no pipe")
     (folder / "rank_3.pipe").symlink_to(folder / "rank_2.pipe")
     environ = {DUMP: f"{folder}/rank_", PIPE: f"{folder}/rank_"}
-    recorders = {rank: each for rank in range(5) if (each := recorder_of(rank, environ))}
+    recorders = {rank: recorder for rank in range(5) if (recorder := recorder_of(rank, environ))}
     late, *others = take_dumps(recorders, "")
     thread.join()
     assert "but wrote an incomplete dump (it is not a pickle of plain values) within 2 s" in late.why_none
-    assert {each.why_none for each in others} == {
-        "there is neither an NCCL process group nor a torch worker server to ask"
-    }
+    why = "there is neither an NCCL process group nor a torch worker server to ask"
+    assert {record.why_none for record in others} == {why}
     assert (folder / "rank_2.pipe").read_text() == "no pipe"
     assert recorder_of(0, {PIPE: "/x"}) is None
 
 
-def test_torchs_worker_server_is_asked_on_its_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumps_are_requested_from_the_worker_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.observe.hangs.dumps.TIMEOUT", 1.0)
     data = (RECORDED / "server_3.json").read_bytes()
     answers = {
         3: b"HTTP/1.1 200 OK\r\n\r\n" + data,
         4: b"HTTP/1.1 404 Not Found\r\n\r\nno such handler",
         5: b"",
-        6: None,
+        6: None,  # no answer
+        7: itertools.repeat(b"x"),  # another program, which sends slowly and without end
     }
-    recorders, listening = {}, []
-    for rank, answer in answers.items():
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"{folder}/{rank}")
-        listener.listen()
-        listening.append(listener)
-        recorders[rank] = recorder_of(rank, {SOCKET: f"{folder}/{rank}"}) or Recorder("", "", "")
-        if answer is not None:
-            threading.Thread(target=serve, args=(listener, answer), name="answers").start()
-    found = take_dumps(recorders, str(folder))
+
+    def serve(listener: socket.socket, answer: Iterable[bytes]) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(BrokenPipeError, ConnectionResetError):
+            assert connection.recv(1000).startswith(b"POST /handler/fr_trace_json ")
+            for part in answer:
+                connection.sendall(part)
+                threading.Event().wait(0.02)
+
+    recorders, threads = {}, []
+    with ExitStack() as stack:
+        for rank, answer in answers.items():
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(f"{folder}/{rank}")
+            listener.listen()
+            recorders[rank] = recorder_of(rank, {SOCKET: f"{folder}/{rank}"}) or Recorder("", "", "")
+            if answer is not None:
+                parts = [answer] if isinstance(answer, bytes) else answer
+                threads.append(threading.Thread(target=serve, args=(listener, parts), name="answers"))
+                threads[-1].start()
+        found = take_dumps(recorders, str(folder))
+        for thread in threads:
+            thread.join()
     assert found[0] == record_of(3, read_dump(data))
     assert (folder / "worker_server_3.json").read_bytes() == data
-    assert [each.why_none for each in found[1:]] == [
-        "torch's worker server sent no dump: it does not support the flight recorder",
-        "torch's worker server sent no dump: it does not support the flight recorder",
-        "torch's worker server sent no dump: timed out",
+    assert [record.why_none.removeprefix("torch's worker server sent no dump: ") for record in found[1:]] == [
+        "it does not support the flight recorder",
+        "it does not support the flight recorder",
+        "timed out",
+        "it takes too long",
     ]
-    for each in listening:
-        each.close()
-
-
-def test_what_drips_from_a_socket_is_not_awaited_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a worker listens, another program may."""
-    monkeypatch.setattr("rallypoint.observe.hangs.dumps.TIMEOUT", 0.5)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{folder}/0")
-    listener.listen()
-
-    def drip() -> None:
-        connection, _ = listener.accept()
-        pace = threading.Event()
-        with connection, suppress(BrokenPipeError, ConnectionResetError):
-            while True:
-                connection.send(b"x")
-                pace.wait(0.02)
-
-    thread = threading.Thread(target=drip, name="answers")
-    thread.start()
-    (found,) = take_dumps({0: Recorder("", "", f"{folder}/0")}, "")
-    assert found.why_none == "torch's worker server sent no dump: it takes too long"
-    thread.join()
-    listener.close()
-
-
-def serve(listener: socket.socket, answer: bytes) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        assert connection.recv(1000).startswith(b"POST /handler/fr_trace_json ")
-        connection.sendall(answer)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["texts", "lists"])
-def test_a_small_pickle_that_is_large_as_json_is_refused(tmp_path: Path, kind: str) -> None:
-    """Pickle writes once what is referred to many times; JSON writes it each time."""
-    value: object = "x" * 100_000
-    if kind == "texts":
-        value = [value] * 1000
-    for _ in range(24 if kind == "lists" else 0):
-        value = [value, value]
-    path = tmp_path / "dump"
-    path.write_bytes(pickle.dumps({"entries": value}))
-    assert path.stat().st_size < 110_000
-    with path.open("rb") as file, pytest.raises(ValueError, match="not a pickle of plain values"):
-        unpickled(file, 60)

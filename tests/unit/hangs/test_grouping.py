@@ -1,4 +1,4 @@
-"""Stacks of many ranks, as a few lines."""
+"""Stacks of many ranks in a few lines."""
 
 from __future__ import annotations
 
@@ -52,25 +52,31 @@ Thread 8350 (idle): "MainThread"
 """
 
 
-def test_the_ranks_that_do_the_same_are_one_line_and_the_few_are_marked() -> None:
+def lines_of(*ranks: RankEvidence) -> list[str]:
+    return [group.line for group in groups_of(ranks)]
+
+
+def test_equal_ranks_are_one_line_and_a_minority_is_marked() -> None:
     ranks = [RankEvidence(rank, "sleeping", frames=IN_TRAIN) for rank in (0, 2, 1)]
-    ranks.append(RankEvidence(3, "sleeping", frames=IN_LOAD))
-    assert [each.line for each in groups_of(ranks)] == [
+    assert lines_of(*ranks, RankEvidence(3, "sleeping", frames=IN_LOAD)) == [
         "3 ranks (0-2): all_reduce, train.py:41",
         "1 rank (3): load, data.py:12  <- differs",
     ]
+    assert lines_of(*(RankEvidence(rank, "", frames=IN_LOAD if rank < 2 else IN_TRAIN) for rank in range(4))) == [
+        "2 ranks (0-1): load, data.py:12",
+        "2 ranks (2-3): all_reduce, train.py:41",
+    ]
 
 
-def test_a_state_that_says_something_makes_a_group_and_where_a_library_polls_does_not() -> None:
+def test_states_make_groups_and_lines_of_libraries_do_not() -> None:
     elsewhere = (Frame("all_reduce", ALL_REDUCE.file, 3260), *IN_TRAIN[1:])
-    ranks = [
+    assert lines_of(
         RankEvidence(0, "sleeping", where="futex_do_wait, futex", frames=IN_TRAIN),
         RankEvidence(1, "running", frames=elsewhere),
         RankEvidence(2, "stopped by a signal", frames=IN_TRAIN),
         RankEvidence(3, "ended", 0),
         RankEvidence(4, "in uninterruptible sleep", where="nfs_wait, read", why_none="not permitted"),
-    ]
-    assert [each.line for each in groups_of(ranks)] == [
+    ) == [
         "2 ranks (0-1): all_reduce, train.py:41",
         "1 rank (2): stopped by a signal, all_reduce, train.py:41  <- differs",
         "1 rank (3): ended with exit code 0  <- differs",
@@ -78,17 +84,9 @@ def test_a_state_that_says_something_makes_a_group_and_where_a_library_polls_doe
     ]
 
 
-def test_two_halves_are_both_shown_and_neither_is_marked() -> None:
-    ranks = [RankEvidence(rank, "sleeping", frames=IN_LOAD if rank < 2 else IN_TRAIN) for rank in range(4)]
-    assert [each.line for each in groups_of(ranks)] == [
-        "2 ranks (0-1): load, data.py:12",
-        "2 ranks (2-3): all_reduce, train.py:41",
-    ]
-
-
-def test_the_main_thread_is_read_of_what_py_spy_prints() -> None:
+def test_main_frames_of_py_spy() -> None:
     frames = main_frames(DUMP)
-    assert [(each.function, each.file.rpartition("/")[2], each.line) for each in frames] == [
+    assert [(frame.function, frame.file.rpartition("/")[2], frame.line) for frame in frames] == [
         ("all_reduce", "distributed_c10d.py", 3252),
         ("Trainer.step", "train.py", 41),
         ("<module>", "train.py", 60),
@@ -100,7 +98,7 @@ def test_the_main_thread_is_read_of_what_py_spy_prints() -> None:
     assert main_frames("") == ()
 
 
-def test_a_stack_is_called_by_what_the_users_code_has_called() -> None:
+def test_summaries_name_the_call_of_the_users_code() -> None:
     def name(*frames: Frame) -> str:
         return summary_of(calls_of(frames))
 
@@ -112,16 +110,12 @@ def test_a_stack_is_called_by_what_the_users_code_has_called() -> None:
     assert name(get, next_batch, script) == "__next__ of dataloader.py, train.py:9"
     assert name(model, call, script) == "forward, nets/net.py:7"
     assert name(call, script) == "<module>, train.py:9"
-    assert (
-        name(ALL_REDUCE, WRAPPER, call, Frame("sync", f"{PACKAGES}/torch/x.py", 1), script) == "all_reduce, train.py:9"
-    )
+    sync = Frame("sync", f"{PACKAGES}/torch/x.py", 1)
+    assert name(ALL_REDUCE, WRAPPER, call, sync, script) == "all_reduce, train.py:9"
     assert name(get) == "get (queue.py)"
     assert name(Frame("helper", "/srv/shared/lib/tools.py", 3), script) == "helper, lib/tools.py:3"
     load = Frame("_find_and_load", "<frozen importlib._bootstrap>", 3)
-    assert (
-        name(Frame("f", "/opt/env/lib/python3.12/site-packages/torch/__init__.py", 3), load, script)
-        == "import, train.py:9"
-    )
+    assert name(Frame("f", f"{PACKAGES}/torch/__init__.py", 3), load, script) == "import, train.py:9"
 
 
 _NAMES = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=30).filter(str.isprintable)
@@ -136,19 +130,19 @@ _RANKS = st.lists(
         children=st.lists(st.builds(ProcessEvidence, _NAMES, _NAMES, _FRAMES), max_size=2).map(tuple),
     ),
     max_size=25,
-    unique_by=lambda each: each.rank,
+    unique_by=lambda evidence: evidence.rank,
 )
 
 
 @settings(max_examples=25)
 @given(_RANKS)
-def test_each_rank_is_in_one_group_and_the_report_is_bounded(ranks: list[RankEvidence]) -> None:
+def test_laws_of_groups_and_reports(ranks: list[RankEvidence]) -> None:
     groups = groups_of(ranks)
-    assert sorted(chain.from_iterable(each.ranks for each in groups)) == sorted(each.rank for each in ranks)
-    assert len({each.situation for each in groups}) == len(groups)
+    assert sorted(chain.from_iterable(group.ranks for group in groups)) == sorted(rank.rank for rank in ranks)
+    assert len({group.situation for group in groups}) == len(groups)
     assert groups == groups_of(reversed(ranks))
-    most = max((len(each.ranks) for each in groups), default=0)
-    assert all(each.differs == (len(each.ranks) < most) for each in groups)
+    most = max((len(group.ranks) for group in groups), default=0)
+    assert all(group.differs == (len(group.ranks) < most) for group in groups)
     node = NodeEvidence("n1", tuple(ranks), "/tmp/hang.0.txt")
     assert decode_evidence(encode_evidence(node)) == node
     lines = report_lines([node], ["n2"])
@@ -158,7 +152,7 @@ def test_each_rank_is_in_one_group_and_the_report_is_bounded(ranks: list[RankEvi
     assert "  no evidence from n2" in lines
 
 
-def test_a_thousand_ranks_that_all_differ_are_a_short_report() -> None:
+def test_the_report_of_a_thousand_different_ranks_is_short() -> None:
     ranks = tuple(
         RankEvidence(rank, "sleeping", frames=tuple(Frame(f"f{rank}", "/a/b.py", n + 1) for n in range(30)))
         for rank in range(1000)
@@ -181,85 +175,77 @@ def test_a_thousand_ranks_that_all_differ_are_a_short_report() -> None:
         (b'{"host":"' + b"a" * 301 + b'"}', "<= 300"),
     ],
 )
-def test_what_cannot_be_is_refused_where_it_arrives(data: bytes, why: str) -> None:
+def test_invalid_evidence_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check_evidence(data)
     with pytest.raises(ValueError, match=why):
         EvidenceReader().read(deflated(data))
 
 
-@pytest.mark.parametrize(
-    ("data", "why"), [(b"", "incomplete"), (b"no", "incorrect header"), (deflated(b"{}")[:-1], "incomplete")]
-)
-def test_what_is_not_whole_is_refused(data: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        decode_evidence(data)
-
-
-def test_what_becomes_too_large_is_refused() -> None:
+def test_compressed_data_that_is_not_whole_or_too_large_is_refused() -> None:
+    for data, why in ((b"", "incomplete"), (b"no", "incorrect header"), (deflated(b"{}")[:-1], "incomplete")):
+        with pytest.raises(ValueError, match=why):
+            decode_evidence(data)
     with pytest.raises(ValueError, match="larger than 1000 bytes"):
         inflated(deflated(bytes(1001)), 1000)
     assert inflated(deflated(bytes(1000)), 1000) == bytes(1000)
 
 
 @given(st.lists(st.integers(0, 200)))
-def test_ranks_are_the_same_after_runs(ranks: list[int]) -> None:
+def test_runs_of_ranks(ranks: list[int]) -> None:
     assert ranks_of(runs_of(ranks)) == tuple(sorted(set(ranks)))
-
-
-def test_the_groups_of_a_mesh_are_one_run_each() -> None:
     assert runs_of(range(100_000)) == (RankRange(0, 100_000, 1),)
-    assert runs_of(range(3, 100_000, 8)) == (RankRange(3, 12_500, 8),)
+    assert runs_of(range(3, 100_000, 8)) == (RankRange(3, 12_500, 8),), "a group of a mesh"
 
 
 def node_of_large_job(node: int) -> NodeEvidence:
-    """One of 12,500 nodes with eight ranks, of which one is elsewhere, and the flight recorders of a mesh."""
+    """One of 12,500 nodes with eight ranks and the flight recorders of a mesh; rank 77,777 is elsewhere."""
     frames = [Frame(f"call_{at}", f"{PACKAGES}/torch/module_{at}.py", at + 1) for at in range(30)]
     world, last = (RankRange(0, 100_000),), tuple(Collective(at, "all_reduce", at < 7) for at in range(8))
     ranks = range(8 * node, 8 * node + 8)
     return NodeEvidence(
         f"node-{node:05}.cluster.example.org",
         tuple(
-            RankEvidence(each, "sleeping", frames=IN_LOAD if each == 77_777 else (*IN_TRAIN[:2], *frames, IN_TRAIN[2]))
-            for each in ranks
+            RankEvidence(rank, "sleeping", frames=IN_LOAD if rank == 77_777 else (*IN_TRAIN[:2], *frames, IN_TRAIN[2]))
+            for rank in ranks
         ),
         f"/var/log/job/{node}/hang.0.txt",
         tuple(
             RankRecord(
-                each,
+                rank,
                 (
-                    GroupRecord("0", "default_pg", world, last[:-1] if each == 77_777 else last),
-                    GroupRecord(str(each % 8), "dp", (RankRange(each % 8, 100, 8 * 125),), last),
+                    GroupRecord("0", "default_pg", world, last[:-1] if rank == 77_777 else last),
+                    GroupRecord(str(rank % 8), "dp", (RankRange(rank % 8, 100, 8 * 125),), last),
                 ),
             )
-            for each in ranks
+            for rank in ranks
         ),
     )
 
 
-def test_a_report_of_a_hundred_thousand_ranks_is_short_and_names_the_one_that_differs() -> None:
+def test_the_report_of_a_hundred_thousand_ranks() -> None:
     few = [node for node in range(12_500) if node % 250 == 0 or node == 77_777 // 8]
     sent = {node: encode_evidence(node_of_large_job(node)) for node in few}
-    assert max(map(len, sent.values())) < 2500, "so that all nodes fit into what is passed on"
+    assert max(map(len, sent.values())) < 2500, "all nodes fit into the limit"
     reader = EvidenceReader()
-    found = [reader.read(each) for each in sent.values()]
+    found = [reader.read(data) for data in sent.values()]
     assert found == [node_of_large_job(node) for node in few]
-    assert len({id(each.frames) for node in found for each in node.ranks}) == 2, "what is equal is kept once"
+    assert len({id(rank.frames) for node in found for rank in node.ranks}) == 2, "equal frames are kept once"
     lines = report_lines(found, ["n1"], more=12_000)
     assert "  1 rank (77777): load, data.py:12  <- differs" in lines
-    assert any("all_reduce #7 of default_pg: joined by" in each and "not by rank 77777" in each for each in lines)
+    assert any("all_reduce #7 of default_pg: joined by" in line and "not by rank 77777" in line for line in lines)
     assert "  no evidence from n1 and 12000 more" in lines
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) < 1000
 
 
-def test_stacks_of_many_nodes_are_grouped_as_they_come() -> None:
+def test_stacks_of_many_nodes_are_grouped_one_by_one() -> None:
     text = DUMP.replace("8328", "{pid}")
     gathered = GatheredStacks()
     for node in range(1000):
         ranks = range(8 * node, 8 * node + 8)
         other = [WorkerStacks(7_777, 1, "", "py-spy did not answer")] if 7_777 in ranks else []
-        stacks = [WorkerStacks(each, each, text.format(pid=each)) for each in ranks if each != 7_777]
+        stacks = [WorkerStacks(rank, rank, text.format(pid=rank)) for rank in ranks if rank != 7_777]
         sent = encode_stacks([*stacks, *other])
         assert len(sent) < 700
         gathered.add(decode_stacks(sent))
@@ -271,7 +257,7 @@ def test_stacks_of_many_nodes_are_grouped_as_they_come() -> None:
     assert lines.count("    Trainer.step (train.py:41)") == 1
 
 
-def test_standby_workers_have_no_rank() -> None:
+def test_ranks_text() -> None:
     assert ranks_text([0, 1, 5]) == "3 ranks (0-1, 5)"
     assert ranks_text([-1]) == "1 standby worker"
     assert ranks_text([3, -1, -2]) == "1 rank (3) and 2 standby workers"

@@ -1,4 +1,4 @@
-"""The numbers of system calls that we know, of each machine, are those of the kernel's headers."""
+"""Our numbers of system calls, for each machine, compared with the kernel's headers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.faults.loss import BPF
 
 HEADERS = {
     "x86_64": ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"),
-    "aarch64": ("/usr/include/asm-generic/unistd.h",),  # has no numbers of its own
+    "aarch64": ("/usr/include/asm-generic/unistd.h",),  # it has the generic numbers
 }
 
 
 @pytest.mark.parametrize("machine", HEADERS)
-def test_the_numbers_are_those_of_the_kernel(machine: str) -> None:
-    header = next((path for each in HEADERS[machine] if (path := Path(each)).exists()), None)
+def test_numbers_of_system_calls(machine: str) -> None:
+    header = next((path for name in HEADERS[machine] if (path := Path(name)).exists()), None)
     if header is None:
         pytest.skip(f"there are no headers of the kernel for {machine} (linux-libc-dev)")
     wanted = {
