@@ -1,4 +1,4 @@
-"""Requests and replies of the health server, as bytes."""
+"""Requests and replies of the health server as bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WELL = HealthView(0, 60, {})
 
 
 def reply(head: bytes, view: Callable[[], HealthView]) -> bytes:
-    """The reply to a request, of which `head` is all up to the blank line."""
+    """The reply to a request; `head` ends with the blank line."""
     try:
         request = parse(head)
     except RequestError as error:
@@ -59,15 +59,12 @@ def test_health_by_age(age: float, status: int) -> None:
     sent = reply(GET, lambda: HealthView(age, 60, {"state": "HEALTHY"}))
     assert sent.startswith(f"HTTP/1.1 {status} ".encode())
     assert body(sent) == {"healthy": status == 200, "seconds_since_progress": age, "timeout_seconds": 60}
-
-
-def test_trouble_is_not_well() -> None:
-    sent = reply(GET, lambda: HealthView(0, 60, {}, "the agent cannot be queried"))
+    sent = reply(GET, lambda: HealthView(age, 60, {}, "the agent cannot be queried"))
     assert sent.startswith(b"HTTP/1.1 503 ")
     assert body(sent)["trouble"] == "the agent cannot be queried"
 
 
-def test_status_is_always_answered() -> None:
+def test_status_of_an_unhealthy_agent() -> None:
     view = HealthView(99, 60, {"state": "HEALTHY", "workers": [{"pid": 4}]})
     sent = reply(b"GET /status HTTP/1.1\r\n\r\n", lambda: view)
     assert sent.startswith(b"HTTP/1.1 200 ")
@@ -80,7 +77,7 @@ def test_status_is_always_answered() -> None:
     }
 
 
-def test_head_has_the_length_and_no_body() -> None:
+def test_head() -> None:
     whole, head = response(HTTPStatus.OK, {"a": 1}), response(HTTPStatus.OK, {"a": 1}, bodiless=True)
     assert whole.startswith(head)
     assert whole[len(head) :] == b'{"a": 1}\n'

@@ -1,10 +1,11 @@
-"""The health server over real sockets: probes, and those who are none."""
+"""The health server over real sockets, and the progress of an agent."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import math
 import os
 import socket
 import struct
@@ -17,6 +18,7 @@ import pytest
 from rallypoint.base import http_server
 from rallypoint.base.loop import LoopThread
 from rallypoint.observe.health import HealthCheckServer, ProgressProbe, requested_port
+from tests.unit.clocks import HandClock
 
 TIMEOUT = 120.0
 
@@ -71,7 +73,7 @@ def sent_back(port: int, data: bytes) -> bytes:
         return b"".join(iter(lambda: sock.recv(65536), b""))
 
 
-def test_a_callback_that_fails_is_503_with_the_reason(loop: LoopThread) -> None:
+def test_an_error_of_the_callback_is_503(loop: LoopThread) -> None:
     def broken() -> float:
         raise OSError("no watchdog")
 
@@ -81,7 +83,7 @@ def test_a_callback_that_fails_is_503_with_the_reason(loop: LoopThread) -> None:
         assert json.loads(body)["trouble"] == "the agent cannot be queried (OSError: no watchdog)"
 
 
-def test_it_can_be_started_again_and_a_second_start_does_nothing(loop: LoopThread) -> None:
+def test_repeated_starts(loop: LoopThread) -> None:
     server = HealthCheckServer(time.time, 0, 60, loop=loop)
     for _ in range(3):
         server.start()
@@ -93,28 +95,14 @@ def test_it_can_be_started_again_and_a_second_start_does_nothing(loop: LoopThrea
         assert server.port == 0
 
 
-def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -> None:
-    """The agent is at something for ever: the server says so, by the probe, and is not held up."""
+@pytest.mark.parametrize(("timeout", "status"), [(0, 503), (60, 200)])
+def test_a_busy_agent(loop: LoopThread, timeout: float, status: int) -> None:
+    """The server answers in the agent's place."""
     probe = ProgressProbe()
-    busy, done = threading.Event(), threading.Event()
-
-    def agent() -> None:
-        probe.going_to_sleep(float("inf"), {})
-        probe.on_wake()
-        busy.set()
-        done.wait(TIMEOUT)
-
-    thread = threading.Thread(target=agent)
-    thread.start()
-    try:
-        assert busy.wait(TIMEOUT)
-        with serving_on(loop, probe.last_progress, timeout=0) as port:
-            assert get(port, "/healthz")[0] == 503
-        with serving_on(loop, probe.last_progress) as port:
-            assert get(port, "/healthz")[0] == 200
-    finally:
-        done.set()
-        thread.join()
+    probe.going_to_sleep(float("inf"), {})
+    probe.on_wake()
+    with serving_on(loop, probe.last_progress, timeout=timeout) as port:
+        assert get(port, "/healthz")[0] == status
 
 
 @pytest.mark.parametrize(
@@ -138,7 +126,7 @@ def test_strange_bytes(loop: LoopThread, data: bytes, first: bytes, caplog: pyte
     assert caplog.records == []
 
 
-def test_resets_and_floods_cost_nothing(loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
+def test_resets_and_floods(loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
     with serving_on(loop) as port:
         for data in (b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\n\r\n"):
             for _ in range(50):
@@ -146,13 +134,13 @@ def test_resets_and_floods_cost_nothing(loop: LoopThread, caplog: pytest.LogCapt
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     sock.sendall(data)
         with dial(port) as sock, pytest.raises(ConnectionError):
-            sock.sendall(bytes(64 * 1024 * 1024))  # more than any buffer on the way holds
+            sock.sendall(bytes(64 * 1024 * 1024))  # more than all buffers hold
         assert get(port, "/healthz")[0] == 200
     assert caplog.records == []
 
 
-def test_many_silent_connections_keep_no_probe_out(loop: LoopThread) -> None:
-    """The oldest make way: with more silent connections than there is space for, a probe is answered all the same."""
+def test_many_silent_connections(loop: LoopThread) -> None:
+    """The oldest connections are closed for new ones."""
     with serving_on(loop) as port, contextlib.ExitStack() as crowd:
         silent = [crowd.enter_context(dial(port)) for _ in range(3 * http_server._MAX_CONNECTIONS)]
         assert get(port, "/healthz")[0] == 200
@@ -160,22 +148,19 @@ def test_many_silent_connections_keep_no_probe_out(loop: LoopThread) -> None:
         assert len(ended) == http_server._MAX_CONNECTIONS
 
 
-def test_silence_is_not_listened_to_for_ever(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_are_closed(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as crowd:
+        with serving_on(loop) as port:
+            silent = [crowd.enter_context(dial(port)) for _ in range(10)]
+            assert get(port, "/healthz")[0] == 200
+        assert [sock.recv(1) for sock in silent] == [b""] * 10
     monkeypatch.setattr(http_server, "_REQUEST_TIMEOUT", 0.1)
     with serving_on(loop) as port, dial(port) as sock:
         sock.sendall(b"GET /healthz")
         assert sock.recv(1) == b""
 
 
-def test_open_connections_do_not_hold_up_the_end(loop: LoopThread) -> None:
-    with contextlib.ExitStack() as crowd:
-        with serving_on(loop) as port:
-            silent = [crowd.enter_context(dial(port)) for _ in range(10)]
-            assert get(port, "/healthz")[0] == 200
-        assert [sock.recv(1) for sock in silent] == [b""] * 10
-
-
-def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
+def test_a_loop_that_hangs_does_not_block_the_agent(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rallypoint.observe.health._CLOSE_TIMEOUT", 0.1)
@@ -198,7 +183,7 @@ def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
 @pytest.mark.parametrize(
     ("text", "port"), [("8080", 8080), ("0", 0), ("", None), ("x", None), ("-1", None), ("65536", None)]
 )
-def test_the_port_of_the_environment(text: str, port: int | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_requested_port(text: str, port: int | None, caplog: pytest.LogCaptureFixture) -> None:
     assert requested_port({"TORCHELASTIC_HEALTH_CHECK_PORT": text}) == port
     assert (repr(text) in caplog.text) == (port is None and text != "")
 
@@ -208,3 +193,23 @@ def test_the_package_is_light_until_it_serves() -> None:
     from tests.unit.test_imports_at_start import imported_by
 
     assert "asyncio" not in imported_by("import rallypoint.observe.health")
+
+
+def test_progress_of_an_agent() -> None:
+    clock = HandClock(100.0)
+    probe = ProgressProbe(clock)
+    clock.now += 2
+    assert (probe.age(), probe.status()) == (2.0, {}), "before the first sleep it is awake"
+    probe.going_to_sleep(math.inf, {"state": "HEALTHY"})
+    clock.now += 1e6
+    assert (probe.age(), probe.status()) == (0.0, {"state": "HEALTHY"})
+    assert abs(probe.last_progress() - time.time()) < 60
+    probe.on_wake()
+    clock.now += 7
+    assert (probe.age(), probe.status()) == (7.0, {"state": "HEALTHY"})
+    probe.going_to_sleep(clock.now + 10, {"state": "STOPPED"})
+    assert probe.age() == 0.0
+    clock.now += 9
+    assert probe.age() == 0.0
+    clock.now += 4
+    assert probe.age() == 3.0, "it sleeps longer than it should"
