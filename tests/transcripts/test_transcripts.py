@@ -1,30 +1,29 @@
-"""Each transcript in this folder plays to the very text that it holds; `--rewrite-transcripts` makes it so.
+"""The transcripts in `coordinator`: `--rewrite-transcripts` rewrites them, and a person reviews the difference.
 
-A transcript is played as commands in, every effect out, as text that a person can review. It is a file of blocks. A
-block is one or more commands, a line `----`, and what they led to. The coordinator that plays is the production one;
-only its clock is made up: it stands still except where `wait` moves it.
+A transcript is a file of blocks: commands, a line `----`, and their effects. The coordinator is the production one. Its
+clock moves only with `wait`.
 
     job min=2 max=3 last_call=30     a new coordinator (and a new job; notice=, healthy=, backoff=, repeats=, segment=)
-    replaced                         the coordinator and all sessions are lost; a new, empty one takes over
+    replaced                         a new coordinator without sessions replaces the one before
     open a addr=10.0.0.1             a session for node a
-    join a size=2 role=x port=7001 hint=1 timeout=600 domain=rack; keeps: it may be given places without a request
-    next-store a port=7100           a would serve the next round's store there
-    fail a max=3 restarts            a worker of a's has failed, and none of a's can go on in its process
+    join a size=2 role=x port=7001 hint=1 timeout=600 domain=rack; keeps: it may be placed again without a join
+    next-store a port=7100           a announces its store of the next round
+    fail a max=3 restarts            a worker of a failed; restarts: no worker of a can continue in its process
     succeed a | drain a | leave a | end a | inquire a | heartbeat a
     consent a                        agree that the round ends; preempt a in=60; preempt-job a in=60
-    progress a step=7 round=0        a's workers have come to a step
-    holding a                        a opens a session and says what it holds (over, joining, round=)
+    progress a step=7 round=0        a's workers reached a step
+    holding a                        a opens a session and resumes (over, joining, round=)
     crash a                          the session ends without a leave
-    wait 5                           five seconds pass
+    wait 5 b                         five seconds pass, in which b sends heartbeats
     state                            show the state
     wakes                            show when the coordinator wants to be called next
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ _SWITCHES = frozenset({"over", "joining", "keeps", "restarts"})
 
 @dataclass
 class Block:
-    """Some commands and what they led to."""
+    """Commands and their effects."""
 
     commands: list[str]
     effects: list[str]
@@ -91,12 +90,47 @@ def read(text: str) -> list[Block]:
 
 
 def write(blocks: list[Block]) -> str:
-    """The transcript that the blocks are read from."""
+    """The text of a transcript."""
     return "\n\n".join("\n".join([*block.commands, "----", *block.effects]) for block in blocks) + "\n"
 
 
+def _join(options: Options, _round: int) -> JoinRequest:
+    hint = options.get("hint")
+    info = NodeInfo(
+        options.get("role", "default"),
+        int(options.get("size", 1)),
+        options.get("address", ""),
+        int(options.get("port", 7000)),
+        None if hint is None else int(hint),
+        domain=options.get("domain", ""),
+    )
+    return JoinRequest(info, float(options.get("timeout", 600)), keeps_place="keeps" in options)
+
+
+def _fail(options: Options, round_: int) -> Fail:
+    message = options.get("message", "Signal 9 (SIGKILL)")
+    cause = Cause(int(options.get("rank", 0)), 0, options["node"], 42, 1, message, "", 0.0, "")
+    return Fail(round_, cause, int(options.get("max", 3)), "restarts" in options)
+
+
+_REQUESTS: dict[str, Callable[[Options, int], Request]] = {
+    "join": _join,
+    "next-store": lambda options, round_: NextStore(round_, int(options["port"])),
+    "fail": _fail,
+    "succeed": lambda _options, round_: Succeed(round_),
+    "drain": lambda _options, round_: Drain(round_),
+    "consent": lambda _options, round_: Drain(round_, needs_consent=True),
+    "preempt": lambda options, round_: Preempt(round_, float(options["in"])),
+    "preempt-job": lambda options, _round: PreemptJob(float(options["in"]), "received SIGUSR2"),
+    "progress": lambda options, round_: RecordProgress(round_, int(options["step"])),
+    "leave": lambda options, _round: LeaveRequest("asks" in options, ended_with_0="ended_with_0" in options),
+    "end": lambda _options, _round: Close(),
+    "inquire": lambda _options, _round: ProgressRequest(),
+}
+
+
 class Player:
-    """One coordinator and the names that a transcript gives to its sessions."""
+    """A coordinator, and the names of its sessions."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -104,19 +138,26 @@ class Player:
         self.names: dict[int, str] = {}
         self.places: dict[str, tuple[str, Placement | None]] = {}
         self.succeeded: dict[str, tuple[tuple[int, int], ...]] = {}
-        """What each has been told of the others' successes."""
+        """The reported successes of the others, by node."""
         self.incarnations = 0
         self.sessions = 0
 
     def play(self, command: str) -> list[str]:
-        """Run one command; returns the lines of what it led to."""
+        """Run a command. Returns its effects as lines."""
         if not command or command.startswith("#"):
             return []
         verb, *words = command.split()
         options = dict(word.split("=") for word in words if "=" in word)
         options |= dict.fromkeys(_SWITCHES.intersection(words), "yes")
         names = [word for word in words if "=" not in word and word not in _SWITCHES]
-        return self._VERBS[verb](self, names, options)
+        if verb not in _REQUESTS:
+            return self._VERBS[verb](self, names, options)
+
+        def request(name: str) -> Request:
+            round_ = int(options.get("round", self.coordinator.state.round))
+            return _REQUESTS[verb](options | {"node": name}, round_)
+
+        return self._say(names, request)
 
     def _job(self, _names: list[str], options: Options) -> list[str]:
         self.names = {}
@@ -173,7 +214,8 @@ class Player:
         for name in names:
             known = self.places[name]
             self._open([name], options)
-            lines += self._say([name], partial(self._held, known, self.succeeded.get(name, ()), options))
+            held = self._held(known, self.succeeded.get(name, ()), options)
+            lines += self._show(self.coordinator.receive(self._session(name), held, self.now).messages)
             self.places[name] = (self.coordinator.incarnation, known[1])
         return lines
 
@@ -197,58 +239,6 @@ class Player:
             succeeded=succeeded,
         )
 
-    def _join(self, names: list[str], options: Options) -> list[str]:
-        hint = options.get("hint")
-        member = NodeInfo(
-            options.get("role", "default"),
-            int(options.get("size", 1)),
-            options.get("address", ""),
-            int(options.get("port", 7000)),
-            None if hint is None else int(hint),
-            domain=options.get("domain", ""),
-        )
-        join = JoinRequest(member, float(options.get("timeout", 600)), keeps_place="keeps" in options)
-        return self._say(names, lambda: join)
-
-    def _next_store(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: NextStore(self.coordinator.state.round, int(options["port"])))
-
-    def _fail(self, names: list[str], options: Options) -> list[str]:
-        message = options.get("message", "Signal 9 (SIGKILL)")
-        cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, 1, message, "", 0.0, "")
-        round_ = int(options.get("round", self.coordinator.state.round))
-        return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3)), "restarts" in options))
-
-    def _succeed(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Succeed(int(options.get("round", self.coordinator.state.round))))
-
-    def _drain(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Drain(int(options.get("round", self.coordinator.state.round))))
-
-    def _consent(self, names: list[str], options: Options) -> list[str]:
-        return self._say(
-            names, lambda: Drain(int(options.get("round", self.coordinator.state.round)), needs_consent=True)
-        )
-
-    def _preempt(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Preempt(self.coordinator.state.round, float(options["in"])))
-
-    def _preempt_job(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: PreemptJob(float(options["in"]), "received SIGUSR2"))
-
-    def _progress(self, names: list[str], options: Options) -> list[str]:
-        round_ = int(options.get("round", self.coordinator.state.round))
-        return self._say(names, lambda: RecordProgress(round_, int(options["step"])))
-
-    def _leave(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: LeaveRequest("asks" in options, ended_with_0="ended_with_0" in options))
-
-    def _end(self, names: list[str], _options: Options) -> list[str]:
-        return self._say(names, Close)
-
-    def _inquire(self, names: list[str], _options: Options) -> list[str]:
-        return self._say(names, ProgressRequest)
-
     def _heartbeat(self, names: list[str], _options: Options) -> list[str]:
         for name in names:
             self.coordinator.heartbeat(self._session(name), self.now)
@@ -263,12 +253,17 @@ class Player:
         return self._show(sends)
 
     def _wait(self, names: list[str], _options: Options) -> list[str]:
-        """Time passes as a shell would let it: `tick` is called whenever the coordinator wants it to be."""
+        """Let time pass, with a tick whenever one is due, as a shell does."""
         until = self.now + float(names[0])
+        beat_at = self.now if names[1:] else math.inf
         sends: list[OutgoingMessage] = []
-        while (at := self.coordinator.wake_at()) <= until:
+        while (at := min(self.coordinator.wake_at(), beat_at)) <= until:
             self.now = max(self.now, at)
-            sends += self.coordinator.tick(self.now).messages
+            if at == beat_at:
+                self._heartbeat(names[1:], {})
+                beat_at += 1.0
+            else:
+                sends += self.coordinator.tick(self.now).messages
         self.now = until
         return self._show(sends)
 
@@ -298,19 +293,7 @@ class Player:
         "job": _job,
         "replaced": _replaced,
         "holding": _holding,
-        "consent": _consent,
-        "preempt": _preempt,
-        "preempt-job": _preempt_job,
-        "progress": _progress,
         "open": _open,
-        "join": _join,
-        "next-store": _next_store,
-        "fail": _fail,
-        "succeed": _succeed,
-        "drain": _drain,
-        "leave": _leave,
-        "end": _end,
-        "inquire": _inquire,
         "heartbeat": _heartbeat,
         "crash": _crash,
         "wait": _wait,
@@ -318,10 +301,10 @@ class Player:
         "wakes": _wakes,
     }
 
-    def _say(self, names: list[str], request: Callable[[], Request]) -> list[str]:
+    def _say(self, names: list[str], request: Callable[[str], Request]) -> list[str]:
         sends: list[OutgoingMessage] = []
         for name in names:
-            sends += self.coordinator.receive(self._session(name), request(), self.now).messages
+            sends += self.coordinator.receive(self._session(name), request(name), self.now).messages
         return self._show(sends)
 
     def _session(self, name: str) -> int:
@@ -339,7 +322,7 @@ class Player:
 
 
 def in_words_of(wording: Callable[[RendezvousName, Progress, float], str], progress: Progress) -> str:
-    """A progress in the words that its node finds for it; nodes that have left are named without the time of day."""
+    """The sentence for a progress. Removed nodes are named without the time of day."""
     gone = "".join(
         f"; {each.name}: {each.reason.value} {each.seconds_ago:g} s ago{' (ended with 0)' if each.ended_with_0 else ''}"
         for each in progress.removed
@@ -404,7 +387,3 @@ def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--rewrite-transcripts"):
         path.write_text(write(blocks))
     assert write(blocks) == path.read_text()
-
-
-def test_there_are_transcripts() -> None:
-    assert len(TRANSCRIPTS) >= 8
