@@ -1,4 +1,4 @@
-"""A job at the pure core: a round that runs, and operations that are done as far as they can be now."""
+"""Jobs in the pure core, and operations run as far as possible."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ _VIEW = ClockView(10.0, last_call_at=0.0)
 
 
 def done(state: State, node: NodeId, operation: Operation, job: Settings) -> State:
-    """The state after as much of an operation as can be done now."""
+    """Run an operation until it waits, ends or is refused."""
     while isinstance(after := step(operation, state, node, _VIEW, job), State):
         state = after
     return state
 
 
 def joined(nodes: Sequence[NodeId], job: Settings) -> State:
-    """The state when these have joined, one after another."""
+    """The state after these nodes joined one after another."""
     state = State()
     for node in nodes:
         state = done(state, node, Join(INFO), job)
+    return state
+
+
+def running(nodes: Sequence[NodeId], job: Settings) -> State:
+    """The state of a round of these nodes."""
+    state = joined(nodes, job)
+    assert state.complete
     return state

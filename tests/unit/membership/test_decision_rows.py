@@ -1,4 +1,4 @@
-"""The rows of the contract's tables (section 4.6), one by one, straight at the core."""
+"""The rows of the tables in the contract (section 4.6), one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from rallypoint.control.membership.state import (
     PreemptionNotice,
     Reason,
     Refusal,
-    RemovedNode,
     Restart,
     Settings,
     State,
@@ -30,139 +29,52 @@ ME, A, B, C = (NodeId(name, 1, 0) for name in ("me", "a", "b", "c"))
 MEMBER = NodeInfo("default", 1, "host", 7000)
 IN = Participant(MEMBER)
 FULL = {A: IN, B: IN, C: IN}
+START, LATE = ClockView(0), ClockView(101)
+ALONE = State(participants={ME: IN})
+SPARE = State(participants=FULL, redundancy_list={ME: MEMBER})
+RUNNING = State(complete=True, participants={A: IN, B: IN})
+LAST_CALL = State(participants={ME: IN, A: IN}, last_call=1)
+REJOINING = State(round=1, participants={ME: IN._replace(previous_rank=0)}, survivors={B: 1, C: 2})
 JOIN = Join(MEMBER, deadline=100.0)
 
 ROWS: list[tuple[str, Operation, State, ClockView, str | NoChange | Refusal]] = [
-    ("exit: not known", Exit(), State(), ClockView(0), NoChange.DONE),
-    ("exit: past deadline", Exit(deadline=1), State(participants={ME: IN}), ClockView(2), Refusal.TIMEOUT),
-    ("exit: participant", Exit(), State(participants={ME: IN}), ClockView(0), "out"),
-    (
-        "1: closed, spare",
-        JOIN,
-        State(closed=True, redundancy_list={ME: MEMBER}),
-        ClockView(0),
-        Refusal.SPARE_NOT_NEEDED,
-    ),
-    ("2: closed", JOIN, State(closed=True), ClockView(0), Refusal.CLOSED),
-    (
-        "3: spare, full, heartbeat due",
-        JOIN,
-        State(participants=FULL, redundancy_list={ME: MEMBER}),
-        ClockView(10, heartbeat_at=4),
-        "heartbeat",
-    ),
-    (
-        "4: spare, full",
-        JOIN,
-        State(participants=FULL, redundancy_list={ME: MEMBER}),
-        ClockView(10, heartbeat_at=9),
-        NoChange.WAIT,
-    ),
-    (
-        "4: no timeout applies to spares",
-        JOIN,
-        State(participants=FULL, redundancy_list={ME: MEMBER}),
-        ClockView(500),
-        NoChange.WAIT,
-    ),
-    (
-        "5: spare, a place is free",
-        JOIN,
-        State(participants={A: IN}, redundancy_list={ME: MEMBER}),
-        ClockView(0),
-        "out",
-    ),
-    ("6: complete and in", JOIN, State(complete=True, participants={ME: IN, A: IN}), ClockView(500), NoChange.DONE),
-    (
-        "7: late, in",
-        JOIN,
-        State(round=1, participants={ME: IN._replace(previous_rank=0)}, survivors={B: 1, C: 2}),
-        ClockView(101),
-        "out",
-    ),
-    (
-        "8: late, waiting",
-        JOIN,
-        State(complete=True, participants={A: IN, B: IN}, wait_list={ME: MEMBER}),
-        ClockView(101),
-        "out",
-    ),
-    ("9: late", JOIN, State(), ClockView(101), Refusal.TIMEOUT),
-    (
-        "10: complete, space left",
-        JOIN,
-        State(complete=True, participants={A: IN, B: IN}),
-        ClockView(0),
-        "waits",
-    ),
-    (
-        "11: complete, full",
-        JOIN,
-        State(complete=True, participants=FULL),
-        ClockView(0),
-        "spare",
-    ),
-    (
-        "12: last call over",
-        JOIN,
-        State(participants={ME: IN, A: IN}, last_call=1),
-        ClockView(31, last_call_at=1),
-        "complete",
-    ),
-    ("13: forming", JOIN, State(participants={A: IN}), ClockView(0), "participant"),
-    ("14: heartbeat due", JOIN, State(participants={ME: IN}), ClockView(5, heartbeat_at=0), "heartbeat"),
-    ("15: otherwise", JOIN, State(participants={ME: IN}), ClockView(4, heartbeat_at=0), NoChange.WAIT),
-    (
-        "15: last call runs",
-        JOIN,
-        State(participants={ME: IN, A: IN}, last_call=1),
-        ClockView(30, last_call_at=1),
-        NoChange.WAIT,
-    ),
-    ("close: closed", Close(), State(closed=True), ClockView(0), NoChange.DONE),
+    ("exit: not known", Exit(), State(), START, NoChange.DONE),
+    ("exit: past deadline", Exit(deadline=1), ALONE, ClockView(2), Refusal.TIMEOUT),
+    ("exit: participant", Exit(), ALONE, START, "out"),
+    ("1: closed, spare", JOIN, SPARE._replace(closed=True), START, Refusal.SPARE_NOT_NEEDED),
+    ("2: closed", JOIN, State(closed=True), START, Refusal.CLOSED),
+    ("3: spare, full, heartbeat due", JOIN, SPARE, ClockView(10, heartbeat_at=4), "heartbeat"),
+    ("4: spare, full", JOIN, SPARE, ClockView(10, heartbeat_at=9), NoChange.WAIT),
+    ("4: no timeout for spares", JOIN, SPARE, ClockView(500), NoChange.WAIT),
+    ("5: spare, a place is free", JOIN, SPARE._replace(participants={A: IN}), START, "out"),
+    ("6: complete and in", JOIN, ALONE._replace(complete=True), ClockView(500), NoChange.DONE),
+    ("7: late, in", JOIN, REJOINING, LATE, "out"),
+    ("8: late, waiting", JOIN, RUNNING._replace(wait_list={ME: MEMBER}), LATE, "out"),
+    ("9: late", JOIN, State(), LATE, Refusal.TIMEOUT),
+    ("10: complete, space left", JOIN, RUNNING, START, "waits"),
+    ("11: complete, full", JOIN, RUNNING._replace(participants=FULL), START, "spare"),
+    ("12: last call over", JOIN, LAST_CALL, ClockView(31, last_call_at=1), "complete"),
+    ("13: forming", JOIN, State(participants={A: IN}), START, "participant"),
+    ("14: heartbeat due", JOIN, ALONE, ClockView(5, heartbeat_at=0), "heartbeat"),
+    ("15: otherwise", JOIN, ALONE, ClockView(4, heartbeat_at=0), NoChange.WAIT),
+    ("15: last call", JOIN, LAST_CALL, ClockView(30, last_call_at=1), NoChange.WAIT),
+    ("15: last call, new nodes only", JOIN, LAST_CALL._replace(round=1), ClockView(2, last_call_at=1), NoChange.WAIT),
+    ("close: closed", Close(), State(closed=True), START, NoChange.DONE),
     ("close: late", Close(deadline=1), State(), ClockView(2), Refusal.TIMEOUT),
-    ("close", Close(), State(), ClockView(0), "closed"),
-    (
-        "keep-alive: not due",
-        KeepLeaseAlive(),
-        State(participants={ME: IN}),
-        ClockView(4, heartbeat_at=0),
-        NoChange.DONE,
-    ),
-    (
-        "keep-alive: late",
-        KeepLeaseAlive(deadline=3),
-        State(participants={ME: IN}),
-        ClockView(5, heartbeat_at=0),
-        Refusal.TIMEOUT,
-    ),
-    ("keep-alive", KeepLeaseAlive(), State(participants={ME: IN}), ClockView(5, heartbeat_at=0), "heartbeat"),
-    # ours, beside what the transcripts show
-    (
-        "restart: another round",
-        Restart(0),
-        State(round=1, complete=True, participants=FULL),
-        ClockView(0),
-        NoChange.DONE,
-    ),
-    (
-        "nobody of the last round is in: the last call counts",
-        JOIN,
-        State(round=1, participants={ME: IN, A: IN}, last_call=1),
-        ClockView(2, last_call_at=1),
-        NoChange.WAIT,
-    ),
+    ("close", Close(), State(), START, "closed"),
+    ("keep-alive: not due", KeepLeaseAlive(), ALONE, ClockView(4, heartbeat_at=0), NoChange.DONE),
+    ("keep-alive: late", KeepLeaseAlive(deadline=3), ALONE, ClockView(5, heartbeat_at=0), Refusal.TIMEOUT),
+    ("keep-alive", KeepLeaseAlive(), ALONE, ClockView(5, heartbeat_at=0), "heartbeat"),
+    ("restart: another round", Restart(0), RUNNING._replace(round=1), START, NoChange.DONE),
 ]
 
 
-def what(before: State, after: State) -> str:
-    """What a step of mine has done."""
+def change(before: State, after: State) -> str:
+    """What the step changed for ME."""
     if after.complete and not before.complete:
         return "complete"
     if after.closed and not before.closed:
         return "closed"
-    if after.abandoned != before.abandoned:
-        return "abandoned"
     if place(after) != place(before):
         return place(after)
     assert after == before._replace(heartbeats=after.heartbeats)
@@ -178,38 +90,24 @@ def place(state: State) -> str:
 def test_row(operation: Operation, state: State, view: ClockView, act: str | NoChange | Refusal) -> None:
     shown = repr(state)
     after = step(operation, state, ME, view, JOB)
-    assert (what(state, after) if isinstance(after, State) else after) == act
-    assert repr(state) == shown, "no state is changed in place"
+    assert (change(state, after) if isinstance(after, State) else after) == act
+    assert repr(state) == shown, "a state is immutable"
 
 
-def stepped(operation: Operation, state: State, view: ClockView) -> State:
-    after = step(operation, state, ME, view, JOB)
-    assert isinstance(after, State)
-    return after
-
-
-def test_a_node_that_has_left_may_say_later_that_its_workers_have_ended_with_0() -> None:
-    gone = RemovedNode(ME, "me", Reason.DEPARTED)
-    state = State(participants={A: IN}, removed=(gone, gone._replace(node=A)))
-    after = stepped(Exit(ended_with_0=True), state, ClockView(0))
-    assert after == state._replace(removed=(gone._replace(ended_with_0=True), gone._replace(node=A)))
-    assert step(Exit(ended_with_0=True), after, ME, ClockView(0), JOB) is NoChange.DONE
-    assert step(Exit(), after, ME, ClockView(0), JOB) is NoChange.DONE
-    assert step(Exit(ended_with_0=True), State(), ME, ClockView(0), JOB) is NoChange.DONE
-
-
-def test_every_change_counts_as_a_heartbeat_and_leaving_forgets_it() -> None:
-    state = stepped(JOIN, State(), ClockView(0))
-    assert state.heartbeats == {ME: 1}
-    state = stepped(KeepLeaseAlive(), state, ClockView(5, heartbeat_at=0))
-    assert state.heartbeats == {ME: 2}
-    assert stepped(Exit(), state, ClockView(6)).heartbeats == {}
+def test_changes_count_as_heartbeats_until_the_node_leaves() -> None:
+    state, counts = State(), []
+    for operation, view in ((JOIN, START), (KeepLeaseAlive(), ClockView(5, heartbeat_at=0)), (Exit(), ClockView(6))):
+        after = step(operation, state, ME, view, JOB)
+        assert isinstance(after, State)
+        state = after
+        counts.append(state.heartbeats.get(ME))
+    assert counts == [1, 2, None]
 
 
 def test_a_preempted_node_is_missing_from_the_next_round() -> None:
-    state = State(
-        complete=True, participants={A: IN, ME: IN}, preempted=PreemptionNotice(A, 5.0), consents=frozenset({A})
-    )
-    ended = stepped(Drain(0, needs_consent=True), state, ClockView(0)).ended
-    assert ended is not None
-    assert (ended.reason, ended.missing_nodes) == (Reason.DRAINED, 1)
+    preempted = PreemptionNotice(A, 5.0)
+    state = State(complete=True, participants={A: IN, ME: IN}, preempted=preempted, consents=frozenset({A}))
+    after = step(Drain(0, needs_consent=True), state, ME, START, JOB)
+    assert isinstance(after, State)
+    assert after.ended is not None
+    assert (after.ended.reason, after.ended.missing_nodes) == (Reason.DRAINED, 1)

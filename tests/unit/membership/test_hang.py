@@ -1,4 +1,4 @@
-"""When a round hangs, against a twin that keeps a set."""
+"""When a round hangs, compared with a model that keeps a set."""
 
 from __future__ import annotations
 
@@ -24,37 +24,23 @@ from rallypoint.control.membership.state import (
     Succeed,
 )
 from tests.effort import examples
-from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
+from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, running
 
 JOB = Settings("job", 1, 3)
 run = partial(done, job=JOB)
 NODES = SEVEN[:3]
 
 
-def running() -> State:
-    state = joined(NODES, JOB)
-    assert state.complete
-    return state
-
-
-def test_a_preempted_job_that_waits_for_a_lost_node_does_not_hang() -> None:
-    state = running()._replace(preempted=PreemptionNotice(NODES[0], 30.0, whole_job=True))
+def test_a_lost_node_of_a_preempted_job_is_no_hang() -> None:
+    state = running(NODES, JOB)._replace(preempted=PreemptionNotice(NODES[0], 30.0, whole_job=True))
     state = run(run(state, NODES[1], ReportQuiet(0)), NODES[2], ReportQuiet(0))
     alone = state._replace(participants={node: each for node, each in state.participants.items() if node != NODES[0]})
     assert all(node in alone.quiet for node in alone.participants)
     assert not hang_began(state, alone)
 
 
-def test_a_node_that_has_finished_and_leaves_leaves_those_that_hang() -> None:
-    state = run(running(), NODES[2], Succeed(0))
-    for node in NODES[:2]:
-        state = run(state, node, ReportQuiet(0))
-    assert not is_hung(state), "it may have finished just now"
-    assert hang_began(state, run(state, NODES[2], Exit()))
-
-
-class Twin:
-    """Who is in, who is quiet, which round: all that counts."""
+class Model:
+    """The quiet nodes of the current round."""
 
     def __init__(self) -> None:
         self.round = 0
@@ -81,17 +67,17 @@ QUIET = st.lists(st.tuples(st.sampled_from(NODES), st.builds(ReportQuiet, st.jus
 
 @settings(max_examples=examples(400))
 @given(QUIET, HAPPEN)
-def test_a_round_hangs_when_all_who_are_in_have_said_that_they_are_quiet(
+def test_a_round_hangs_when_all_its_nodes_are_quiet(
     first: list[tuple[NodeId, Operation]], then: list[tuple[NodeId, Operation]]
 ) -> None:
-    state, twin = running(), Twin()
+    state, model = running(NODES, JOB), Model()
     for node, operation in first + then:
         before = state
         state = run(state, node, operation)
-        hung_before = twin.hangs(before)
+        hung_before = model.hangs(before)
         if isinstance(operation, ReportQuiet) and before.runs(node, operation.round):
-            (twin.quiet.add if operation.quiet else twin.quiet.discard)(node)
-        assert is_hung(state) == twin.hangs(state)
+            (model.quiet.add if operation.quiet else model.quiet.discard)(node)
+        assert is_hung(state) == model.hangs(state)
         if state.round == before.round:
-            assert hang_began(before, state) == (twin.hangs(state) and not hung_before)
+            assert hang_began(before, state) == (model.hangs(state) and not hung_before)
         assert state.quiet <= set(NODES)

@@ -1,7 +1,8 @@
-"""Silence, judged by one observer on one clock."""
+"""Silent sessions, as one observer with one clock sees them."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ def watched(*sessions: int, local: tuple[int, ...] = ()) -> Liveness:
 def awake(
     liveness: Liveness, start: float, until: float, heartbeats: tuple[int, ...] = ()
 ) -> tuple[float, SilentSessions]:
-    """Look whenever it is time, with these sessions beating, until something is found or the time is over."""
+    """Check when due, while these sessions send heartbeats, until a session is silent or the time is up."""
     now, heartbeat_at = start, start
     while now < until:
         now = max(now, min(liveness.check_at(), heartbeat_at))
@@ -36,42 +37,37 @@ def awake(
     return now, SilentSessions()
 
 
-def test_one_silent_node_among_others_is_over_after_its_lease() -> None:
-    at, found = awake(watched(1, 2), 0.0, 10.0, heartbeats=(1,))
-    assert found == SilentSessions(lost=(2,))
-    assert LEASE <= at <= LEASE + LEASE / 4
+@pytest.mark.parametrize(
+    ("sessions", "local", "heartbeats", "found", "at"),
+    [
+        ((1, 2), (), (1,), SilentSessions(lost=(2,)), LEASE),
+        ((1, 2), (), (1, 2), SilentSessions(), 60.0),
+        ((1,), (), (), SilentSessions(lost=(1,)), LEASE),
+        ((1, 2, 3), (), (), SilentSessions(out_of_reach=(1, 2, 3)), TIMEOUT),
+        ((1, 2), (3,), (), SilentSessions(lost=(1, 2)), LEASE),
+    ],
+    ids=["one of two", "none", "one of one", "all: we are cut off", "all, beside a local node"],
+)
+def test_silent_nodes_are_found(
+    sessions: tuple[int, ...], local: tuple[int, ...], heartbeats: tuple[int, ...], found: SilentSessions, at: float
+) -> None:
+    found_at, silent = awake(watched(*sessions, local=local), 0.0, 60.0, heartbeats)
+    assert silent == found
+    assert at <= found_at <= at + LEASE / 4
 
 
-def test_who_sends_heartbeats_is_never_found() -> None:
-    assert awake(watched(1, 2), 0.0, 60.0, heartbeats=(1, 2)) == (60.0, SilentSessions())
-
-
-def test_one_of_one_is_over_though_it_may_be_we_who_are_cut_off() -> None:
-    assert awake(watched(1), 0.0, 10.0)[1] == SilentSessions(lost=(1,))
-
-
-def test_where_nobody_is_heard_it_is_we_and_all_are_released_in_the_end() -> None:
-    at, found = awake(watched(1, 2, 3), 0.0, 60.0)
-    assert found == SilentSessions(out_of_reach=(1, 2, 3))
-    assert TIMEOUT <= at <= TIMEOUT + LEASE / 4
-
-
-def test_a_node_that_lives_with_us_tells_that_we_are_not_cut_off() -> None:
-    assert awake(watched(1, 2, local=(3,)), 0.0, 60.0)[1] == SilentSessions(lost=(1, 2))
-
-
-def test_when_the_network_is_back_those_who_come_late_are_not_judged_by_the_cut() -> None:
+def test_a_cut_of_the_network_is_not_held_against_late_nodes() -> None:
     liveness = watched(1, 2)
     awake(liveness, 0.0, 10.0)
     liveness.note_message(1, 10.0)
     at, found = awake(liveness, 10.0, 20.0, heartbeats=(1,))
     assert found == SilentSessions(lost=(2,))
-    assert at >= 10.0 + LEASE / 2, "the time in which nobody was heard is not its own"
+    assert at >= 10.0 + LEASE / 2, "the cut does not count"
 
 
 @given(st.floats(0.0, 1_000.0), st.floats(0.0, LEASE / 3))
-def test_a_sleep_of_ours_is_nobodys_silence(asleep: float, heard: float) -> None:
-    """What came while we slept is read soon after; nobody may be found before."""
+def test_our_own_sleep_is_not_silence(asleep: float, heard: float) -> None:
+    """Messages received during the sleep are read soon after it."""
     liveness = watched(1, 2)
     liveness.check(0.0)
     liveness.note_message(1, heard)
@@ -83,8 +79,8 @@ def test_a_sleep_of_ours_is_nobodys_silence(asleep: float, heard: float) -> None
     assert awake(liveness, woken, woken + 10.0, heartbeats=(1, 2))[1] == SilentSessions()
 
 
-def test_one_sleep_after_the_other_is_nobodys_silence_either() -> None:
-    """What came in the first sleep was not read before the second began."""
+def test_our_sleeps_in_a_row_are_not_silence() -> None:
+    """Messages of the first sleep were not read before the second began."""
     liveness = watched(1, 2)
     awake(liveness, 0.0, 1.0, heartbeats=(1, 2))
     now = liveness.check_at() + LEASE
@@ -96,7 +92,7 @@ def test_one_sleep_after_the_other_is_nobodys_silence_either() -> None:
     assert awake(liveness, now, now + 10.0, heartbeats=(1, 2))[1] == SilentSessions()
 
 
-def test_who_always_sleeps_finds_the_silent_all_the_same() -> None:
+def test_frequent_sleeps_do_not_hide_silent_nodes() -> None:
     liveness = watched(1, 2)
     liveness.check(0.0)
     found = SilentSessions()

@@ -1,4 +1,4 @@
-"""Mappings and sets that are replaced behave like `dict` and `frozenset`, and never change."""
+"""Persistent mappings and sets behave like `dict` and `frozenset`, and never change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.control.membership import mappings
-from rallypoint.control.membership.layers import LayeredMap, LayeredSet
+from rallypoint.control.membership.layers import LayeredMap
 from rallypoint.control.membership.mappings import (
-    FEW,
     any_with,
     tally,
     with_entry,
@@ -42,30 +41,21 @@ def _is_even(key: int, _value: int) -> bool:
 def _assert_same(mapping: Mapping[int, int], model: dict[int, int]) -> None:
     assert mapping == model
     assert model == mapping
-    assert (list(mapping), list(mapping.items()), list(mapping.values())) == (
-        list(model),
-        list(model.items()),
-        list(model.values()),
-    )
-    assert (len(mapping), bool(mapping)) == (len(model), bool(model))
-    assert {**mapping} == model
+    assert (list(mapping.items()), list(mapping.values())) == (list(model.items()), list(model.values()))
+    assert (list(mapping), len(mapping), bool(mapping), {**mapping}) == (list(model), len(model), bool(model), model)
     for key in range(31):
-        assert (key in mapping, mapping.get(key), mapping.get(key, -1)) == (
-            key in model,
-            model.get(key),
-            model.get(key, -1),
-        )
-        if key not in model:
+        assert (key in mapping, mapping.get(key, -1)) == (key in model, model.get(key, -1))
+        if key in model:
+            assert mapping[key] == model[key]
+        else:
             with pytest.raises(KeyError):
                 mapping[key]
-        else:
-            assert mapping[key] == model[key]
-    assert tally(mapping, _value) == {each: list(model.values()).count(each) for each in model.values()}
+    assert tally(mapping, _value) == {value: list(model.values()).count(value) for value in model.values()}
     assert any_with(mapping, _is_even, True) == any(key % 2 == 0 for key in model)
 
 
 @given(CHANGES)
-def test_a_mapping_is_a_dict_and_those_before_it_stay_what_they_were(changes: list[tuple[bool, int, int]]) -> None:
+def test_a_mapping_behaves_like_a_dict_and_earlier_versions_do_not_change(changes: list[tuple[bool, int, int]]) -> None:
     seen: list[tuple[Mapping[int, int], dict[int, int]]] = [({}, {})]
     for adds, key, value in changes:
         mapping, before = seen[-1]
@@ -83,7 +73,7 @@ def test_a_mapping_is_a_dict_and_those_before_it_stay_what_they_were(changes: li
 
 
 @given(st.frozensets(KEYS), st.frozensets(KEYS), st.integers(1, 40))
-def test_several_keys_are_removed_at_once(kept: frozenset[int], gone: frozenset[int], few: int) -> None:
+def test_removing_several_keys_at_once(kept: frozenset[int], gone: frozenset[int], few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mappings, "FEW", few)
         mapping = dict.fromkeys(kept, 0)
@@ -93,7 +83,7 @@ def test_several_keys_are_removed_at_once(kept: frozenset[int], gone: frozenset[
 
 
 @given(CHANGES)
-def test_a_set_is_a_frozenset(changes: list[tuple[bool, int, int]]) -> None:
+def test_a_set_behaves_like_a_frozenset(changes: list[tuple[bool, int, int]]) -> None:
     members: AbstractSet[int] = frozenset()
     model: frozenset[int] = frozenset()
     for adds, member, _ in changes:
@@ -110,22 +100,8 @@ def test_a_set_is_a_frozenset(changes: list[tuple[bool, int, int]]) -> None:
         assert (members >= {3}) == (model >= {3})
 
 
-def test_few_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mappings, "FEW", FEW)
-    mapping: Mapping[int, int] = {}
-    members: AbstractSet[int] = frozenset()
-    kinds: list[tuple[type, type]] = []
-    for key in range(FEW + 1):
-        mapping, members = with_entry(mapping, key, key), with_member(members, key)
-        kinds.append((type(mapping), type(members)))
-    assert kinds[-2:] == [(dict, frozenset), (LayeredMap, LayeredSet)]
-    assert type(without(mapping, 0)) is LayeredMap
-    assert type(without(without(mapping, 0), 1)) is dict
-    assert type(without_member(without_member(members, 0), 1)) is frozenset
-
-
-def test_one_more_or_less_of_many_copies_few() -> None:
-    """The entries that are copied with each change, and the changes between two copies of all."""
+def test_changing_a_large_mapping_copies_few_entries() -> None:
+    """Few entries per change, and many changes between full copies."""
     many = 10_000
     mapping: Mapping[int, int] = {}
     lower, merges = None, 0

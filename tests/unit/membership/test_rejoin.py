@@ -1,4 +1,4 @@
-"""Keeping places leaves the same state as the nodes' joins one after the other."""
+"""`Rejoin` leaves the same state as one join per node."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ OPERATIONS = st.sampled_from([Join(INFO), Succeed(0), Exit(Reason.LOST)])
     st.integers(1, 3),
     st.integers(3, 7),
     st.sampled_from([0.0, 5.0]),
-    st.lists(
-        st.tuples(st.sampled_from(SEVEN), st.sampled_from([Join(INFO), Succeed(0), Exit(Reason.LOST)])), max_size=8
-    ),
+    st.lists(st.tuples(st.sampled_from(SEVEN), OPERATIONS), max_size=8),
     st.lists(st.sampled_from(SEVEN), max_size=4),
     st.sampled_from([(1, ""), (2, "AABBAAB"), (2, "ABABABA")]),
 )
-def test_it_is_what_one_join_after_the_other_leaves(
+def test_rejoining_equals_joining_one_by_one(
     least: int,
     most: int,
     backoff: float,

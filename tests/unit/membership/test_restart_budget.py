@@ -23,7 +23,7 @@ CAUSE = Cause(0, 0, "a", 77, 1, "bang", "", 0.0, "")
 
 
 class Failing:
-    """A job whose only node fails again and again, at moments of one observer's clock."""
+    """A job whose only node fails repeatedly, on one observer's clock."""
 
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.settings, self.state, self.now = settings, State(), 0.0
@@ -43,7 +43,7 @@ class Failing:
             pass
 
     def fails(self, at: float, most: int | None = None) -> Restarts:
-        """Fail at this moment; returns the restarts, as the end of the round or of the job has them."""
+        """Fail at this moment. Returns the restarts in the end of the round or of the job."""
         self.now = at
         most = self.state.max_restarts if most is None else most
         assert self._take(Fail(self.state.round, CAUSE._replace(message=f"bang at {at}"), most))
@@ -60,47 +60,42 @@ class Failing:
         return self.state.verdict is not None
 
 
-def test_more_failures_than_the_budget_in_a_window_end_the_job() -> None:
-    job = Failing()
-    assert [job.fails(10.0), job.fails(20.0)] == [(1, 2), (2, 2)]
-    assert not job.is_over
-    assert job.fails(3609.0) == (2, 2)
+WITHOUT_WINDOW = Settings("job", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "moments", "restarts"),
+    [
+        (SETTINGS, [10.0, 20.0, 3609.0], [(1, 2), (2, 2), (2, 2)]),
+        (SETTINGS, [0.0, 3000.0, 3600.0, 6600.0, 7200.0, 7300.0], [(1, 2), (2, 2), (3, 3), (4, 4), (5, 5), (5, 5)]),
+        (WITHOUT_WINDOW, [0.0, 1e6, 2e6], [(1, 2), (2, 2), (2, 2)]),
+    ],
+    ids=["too many in a window", "the window slides", "no window"],
+)
+def test_failures_beyond_the_budget_end_the_job(
+    settings: Settings, moments: list[float], restarts: list[tuple[int, int]]
+) -> None:
+    job = Failing(settings)
+    for at, shown in zip(moments, restarts, strict=True):
+        assert not job.is_over
+        assert job.fails(at) == shown
     assert job.is_over
 
 
-def test_a_failure_that_is_old_enough_uses_up_nothing() -> None:
+def test_old_failures_use_up_nothing() -> None:
     job = Failing()
-    moments = [3700.0 * number for number in range(1, 9)]
-    assert [job.fails(at) for at in moments] == [(number, number + 1) for number in range(1, 9)]
+    assert [job.fails(3700.0 * number) for number in range(1, 9)] == [(number, number + 1) for number in range(1, 9)]
     assert not job.is_over
     assert job.state.max_restarts - job.state.ledger.failures == 1, "what everybody shows as left"
 
 
-def test_it_slides() -> None:
-    job = Failing()
-    for at in (0.0, 3000.0, 3600.0, 6600.0, 7200.0):
-        job.fails(at)
-        assert not job.is_over, at
-    job.fails(7300.0)
-    assert job.is_over
-
-
-def test_a_node_that_cannot_be_restarted_ends_the_job() -> None:
+def test_a_node_without_restarts_ends_the_job() -> None:
     job = Failing()
     assert job.fails(10.0, most=0) == (0, 0)
     assert job.is_over
 
 
-def test_without_a_window_nothing_changes() -> None:
-    job = Failing(Settings("job", 1, 1))
-    job.fails(0.0)
-    job.fails(1e6)
-    assert job.state.max_restarts == 2
-    job.fails(2e6)
-    assert job.is_over
-
-
-def test_a_new_observer_counts_what_it_learns_of_as_seen_then() -> None:
+def test_a_new_observer_dates_known_failures_to_its_start() -> None:
     observer = StateObserver(SETTINGS)
     observer.observe(State(ledger=Ledger(failures=10**9)), 100.0)
     assert observer.clock_view(100.0).failures_at == (100.0, 100.0)
@@ -114,7 +109,7 @@ def test_a_new_observer_counts_what_it_learns_of_as_seen_then() -> None:
     ("text", "number", "window"),
     [("3/1h", 3, 3600.0), ("5/30m", 5, 1800.0), ("1/90s", 1, 90.0), ("2/1d", 2, 86400.0), ("2/0.5", 2, 0.5)],
 )
-def test_what_it_is_written_like(text: str, number: int, window: float) -> None:
+def test_reading_a_budget(text: str, number: int, window: float) -> None:
     budget = read_budget(text)
     assert (budget, budget.window) == (number, window)
     config = config_from_options(parse([f"--max-restarts={text}", "s.py"], {}), {})[0]
@@ -125,12 +120,12 @@ def test_what_it_is_written_like(text: str, number: int, window: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["3/", "/1h", "3/1w", "0/1h", "3/0s", "3/2d", "10001/1h", "-1/1h", "3/1h/2", "3 /1h"])
-def test_what_it_is_not(text: str) -> None:
+def test_budgets_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="restarts"):
         read_budget(text)
 
 
-def test_nodes_with_other_budgets_are_told() -> None:
+def test_nodes_with_different_budgets_are_reported() -> None:
     grown = State(max_restarts=7)
     assert differences(INFO, SETTINGS, grown, SETTINGS) == ()
     (difference,) = differences(INFO, SETTINGS._replace(restarts_in_window=4), grown, SETTINGS)
@@ -139,7 +134,7 @@ def test_nodes_with_other_budgets_are_told() -> None:
     assert (difference.own_value, difference.job_value) == ("2", "2/3600s")
 
 
-def test_a_backend_that_counts_by_itself_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backend_with_its_own_count_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     flags = ["--rdzv-backend=mine", "--rdzv-endpoint=h", "--max-restarts=3/1h", "s.py"]
     choose_rendezvous(parse(flags, {}), 1)
     (record,) = caplog.records

@@ -1,4 +1,4 @@
-"""Ranks in segments: the laws of `segments`, against a twin that tries every choice, and the rounds they form."""
+"""Ranks in segments, compared with the best of all choices, and rounds of whole segments."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class _Case:
         return [nodes for nodes in found.values() if len(nodes) == self.size]
 
     def best(self) -> tuple[int, int, int]:
-        """Segments, survivors that keep their ranks, survivors that take part: the most of each in turn."""
+        """The most segments, then survivors with their ranks, then survivors in the round."""
         have = Counter(claim.domain for claim in self.claims.values())
         survivors = Counter(claim.domain for claim in self.claims.values() if claim.previous is not None)
-        there = Counter(
+        present = Counter(
             (claim.previous // self.size, claim.domain) for claim in self.claims.values() if claim.previous is not None
         )
         found = []
@@ -72,7 +72,7 @@ class _Case:
             for choice in product(DOMAINS, repeat=number):
                 used = Counter(choice)
                 if all(have[domain] >= self.size * count for domain, count in used.items()):
-                    kept = sum(there[slot, domain] for slot, domain in enumerate(choice))
+                    kept = sum(present[slot, domain] for slot, domain in enumerate(choice))
                     part = sum(min(survivors[domain], self.size * count) for domain, count in used.items())
                     found.append((number, kept, part))
         return max(found)
@@ -90,7 +90,7 @@ def _cases() -> st.SearchStrategy[_Case]:
 
 @settings(max_examples=examples(500))
 @given(_cases())
-def test_every_choice_is_within_the_laws(case: _Case) -> None:
+def test_segment_ranks_are_the_best_choice(case: _Case) -> None:
     assert sorted(case.ranks.values()) == list(range(case.number * case.size))
     for nodes in case.slots():
         assert len({case.claims[node].domain for node in nodes}) == 1
@@ -109,35 +109,31 @@ def _check_who_moves(case: _Case) -> None:
     new_elsewhere = {case.claims[node].domain for node in moved_to if case.claims[node].previous is None}
     for node in case.ranks:
         if node not in moved_to and case.claims[node].previous is not None and not case.kept(node):
-            assert case.claims[node].domain not in new_elsewhere, "a survivor has filled a hole that a new node could"
+            assert case.claims[node].domain not in new_elsewhere, "a survivor filled a hole that a new node could fill"
 
 
 @given(st.dictionaries(st.integers(0, 30), st.builds(Claim, st.sampled_from("AB"), st.none() | st.integers(0, 40))))
-def test_reports_that_contradict_each_other_make_whole_segments_all_the_same(claims: dict[int, Claim]) -> None:
+def test_contradicting_claims_make_whole_segments(claims: dict[int, Claim]) -> None:
     ranks = segment_ranks(claims, 3, 12)
     assert sorted(ranks.values()) == list(range(len(ranks)))
     in_order = sorted(ranks, key=ranks.__getitem__)
     assert all(len({claims[node].domain for node in in_order[at : at + 3]}) == 1 for at in range(0, len(in_order), 3))
-    assert len(ranks) == min(
-        12, sum(count // 3 * 3 for count in Counter(each.domain for each in claims.values()).values())
-    )
+    domains = Counter(claim.domain for claim in claims.values())
+    assert len(ranks) == min(12, sum(count // 3 * 3 for count in domains.values()))
 
 
-def test_new_segments_follow_the_ranks_that_are_asked_for() -> None:
+def test_new_segments_follow_rank_hints_and_then_domains() -> None:
     claims = {f"n{rank}": Claim("B" if rank < 4 else "A", None, rank) for rank in reversed(range(8))}
     assert segment_ranks(claims, 2, 8) == {f"n{rank}": rank for rank in range(8)}
-
-
-def test_segments_of_one_domain_are_beside_each_other() -> None:
-    claims = {node: Claim(domain) for node, domain in enumerate("ABABABAB")}
-    assert [claims[node].domain for node in segment_ranks(claims, 2, 8)] == list("AAAABBBB")
+    unhinted = {node: Claim(domain) for node, domain in enumerate("ABABABAB")}
+    assert [unhinted[node].domain for node in segment_ranks(unhinted, 2, 8)] == list("AAAABBBB")
 
 
 # Rounds
 
 
 class _Job:
-    """Nodes that ask until they have a place, as an executor has them do."""
+    """Nodes that repeat their joins until they are placed."""
 
     def __init__(self, least: int, most: int, size: int = 2) -> None:
         self.settings = Settings("job", least, most, segment=size)
@@ -167,57 +163,24 @@ class _Job:
         self.state = run(self.state, node, operation)
         while before is not self.state:
             before = self.state
-            for each, join in list(self.waiting.items()):
-                if self.state.complete and each in self.state.participants:
-                    del self.waiting[each]
+            for waiting, join in list(self.waiting.items()):
+                if self.state.complete and waiting in self.state.participants:
+                    del self.waiting[waiting]
                 else:
-                    self.state = run(self.state, each, join)
-
-    def ranks(self) -> str:
-        places = self.state.participants
-        assert self.state.complete
-        return " ".join(node.host for node in sorted(places, key=lambda node: places[node].rank))
-
-    def spares(self) -> str:
-        return " ".join(node.host for node in self.state.redundancy_list)
+                    self.state = run(self.state, waiting, join)
 
 
-def test_a_lost_domain_leaves_a_smaller_job_that_grows_by_whole_segments() -> None:
-    job = _Job(2, 6)
-    job.join("a0 a1 b0 b1")
-    job.state = done(job.state, NodeId("a0", 1, 0, "a0"), Join(INFO), job.settings._replace(last_call_timeout=0.0))
-    assert job.ranks() == "a0 a1 b0 b1"
-    job.leave("a0", "a1")
-    job.come_back()
-    assert job.ranks() == "b0 b1"
-    job.join("c0")
-    assert (job.state.wait_list, job.spares()) == ({}, "c0")
-    job.join("c1")
-    assert [node.host for node in job.state.wait_list] == ["c1"], "it stands for the segment"
-    job.join("c2")
-    assert (len(job.state.wait_list), job.spares()) == (1, "c0 c2")
-    job.leave("c0")
-    assert (len(job.state.wait_list), job.spares()) == (1, "c2")
-    job.leave("c2")
-    assert (len(job.state.wait_list), job.spares()) == (0, "c1"), "it is a spare again"
-    job.join("c3")
-    job.fail("b0")
-    job.come_back()
-    assert job.ranks() == "b0 b1 c1 c3"
-
-
-def test_no_segment_waits_for_the_next_round_where_there_is_no_room() -> None:
+def test_a_segment_waits_for_the_next_round_only_with_room() -> None:
     job = _Job(2, 4)
     job.join("a0 a1 b0 b1 c0 c1")
-    assert (job.ranks(), dict(job.state.wait_list), job.spares()) == ("a0 a1 b0 b1", {}, "c0 c1")
-    job.run(NodeId("", 0, 0), Resize(NodeRange(2, 6)))
-    job.settings = job.settings._replace(max_nodes=6)
-    job.run(NodeId("", 0, 0), Resize(NodeRange(2, 6)))
+    assert (len(job.state.participants), len(job.state.wait_list), len(job.state.redundancy_list)) == (4, 0, 2)
+    for most in (4, 6):
+        job.settings = job.settings._replace(max_nodes=most)
+        job.run(NodeId("", 0, 0), Resize(NodeRange(2, 6)))
     assert len(job.state.wait_list) == 1
 
 
-def test_nobody_waits_for_what_cannot_come() -> None:
-    """The rendezvous has failed for all when a needed node's time is over, although there are enough nodes."""
+def test_the_join_deadline_ends_a_wait_for_impossible_segments() -> None:
     job = _Job(4, 4)
     job.join("a0 a1 b0 c0 d0")
     late = Join(INFO._replace(domain="b"), deadline=5.0)
@@ -233,7 +196,7 @@ def test_nobody_waits_for_what_cannot_come() -> None:
         ("c0 c1 d0 d1", "a place: all are taken"),
     ],
 )
-def test_why_a_spare_waits(who: str, why: str) -> None:
+def test_reasons_of_waiting_spares(who: str, why: str) -> None:
     job = _Job(4, 6)
     job.join("a0 a1 b0 b1")
     job.state = done(job.state, NodeId("a0", 1, 0, "a0"), Join(INFO), job.settings._replace(last_call_timeout=0.0))
@@ -249,9 +212,7 @@ _NAMES = [f"{domain}{number}" for domain in "abc" for number in range(4)]
     st.sampled_from([(2, 4, 2), (4, 4, 2), (2, 6, 2), (3, 6, 3)]),
     st.lists(st.tuples(st.sampled_from(["join", "leave", "fail", "back"]), st.sampled_from(_NAMES)), max_size=40),
 )
-def test_rounds_have_whole_segments_whatever_happens(
-    sizes: tuple[int, int, int], events: list[tuple[str, str]]
-) -> None:
+def test_rounds_always_have_whole_segments(sizes: tuple[int, int, int], events: list[tuple[str, str]]) -> None:
     least, most, size = sizes
     job = _Job(least, most, size)
     for what, name in events:

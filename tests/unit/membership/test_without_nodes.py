@@ -1,4 +1,4 @@
-"""Removing many nodes at once leaves the same state as removing them one after the other."""
+"""Removing nodes at once leaves the same state as removing them one by one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPERATIONS = st.one_of(
 @given(
     st.lists(st.tuples(st.sampled_from(SEVEN), OPERATIONS), max_size=40), st.lists(st.sampled_from(SEVEN), unique=True)
 )
-def test_it_is_what_one_removal_after_the_other_leaves(
+def test_removing_at_once_equals_removing_one_by_one(
     before: list[tuple[NodeId, Operation]], chosen: list[NodeId]
 ) -> None:
     state = joined(SEVEN[:4], JOB)
@@ -54,7 +54,7 @@ def test_it_is_what_one_removal_after_the_other_leaves(
     for node in gone:
         one_by_one = run(one_by_one, node, Exit(Reason.LOST))
     at_once = without_nodes(state, gone, Reason.LOST, JOB)
-    if at_once.closed and not state.closed:  # which of them was there when a preempted job ended is not the same
+    if at_once.closed and not state.closed:  # a preempted job ends at the last one, with other nodes left
         assert one_by_one.closed
         assert at_once.verdict is not None
         assert one_by_one.verdict is not None
