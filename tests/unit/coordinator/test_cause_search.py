@@ -1,4 +1,4 @@
-"""The search for a cause over all nodes, at the coordinator: who is asked, and who gets the answers."""
+"""The coordinator's part in the search for a cause on all nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _clues(*ranks: int) -> CauseClues:
     return CauseClues(0, (("still in all_reduce (train.py:41)", ranks),))
 
 
-def test_all_others_are_asked_and_the_answers_go_to_the_node_that_asks() -> None:
+def test_answers_of_all_others_go_to_the_searching_node() -> None:
     job = _running()
     assert sorted(job.hears("b", ASKED)) == [(A, ASKED), (C, ASKED)]
     assert job.hears("a", _clues(0)) == [(B, _clues(0))]
@@ -33,26 +33,24 @@ def test_all_others_are_asked_and_the_answers_go_to_the_node_that_asks() -> None
     assert job.hears("c", _clues(2)) == [(B, _clues(2))]
 
 
-def test_one_node_asks_in_a_round() -> None:
+def test_one_node_searches_in_a_round() -> None:
     job = _running()
+    assert job.hears("b", CauseSought(7)) == [], "no such round"
     job.hears("b", ASKED)
     assert job.hears("c", ASKED) == []
-    assert job.hears("c", _clues(2)) == [(B, _clues(2))], "it has been asked too"
-    assert job.hears("b", CauseSought(7)) == [], "no such round"
-    assert job.hears("b", _clues(1)) == [], "it asks itself"
-
-
-def test_what_comes_after_the_round_or_for_a_node_that_has_gone_is_dropped() -> None:
-    job = _running()
-    job.hears("b", ASKED)
+    assert job.hears("c", _clues(2)) == [(B, _clues(2))], "it was asked too"
+    assert job.hears("b", _clues(1)) == [], "it searches itself"
     job.hears("b", LeaveRequest())
     assert job.hears("a", _clues(0)) == []
+
+
+def test_a_search_ends_with_the_round() -> None:
     job = _running()
-    assert [kind for _, kind in job.hears("a", Fail(0, CAUSE, 1)) if isinstance(kind, RoundEnded)]
+    assert RoundEnded in [type(notice) for _, notice in job.hears("a", Fail(0, CAUSE, 1))]
     assert job.hears("b", ASKED) == []
 
 
-def test_of_a_large_job_some_answers_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_job_passes_on_some_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cause_search, "MOST_ANSWERS", 1)
     job = _running()
     job.hears("b", ASKED)

@@ -1,4 +1,4 @@
-"""The coordinator asks many nodes a few at a time, bounds their answers, and counts the nodes left out."""
+"""Collections from many nodes: a few at a time, with limits, and all nodes accounted for."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ LOGS = LIMITS[CollectKind.LOGS]
 
 
 class Collected:
-    def __init__(self, nodes: int, kind: CollectKind = CollectKind.BUNDLE) -> None:
+    def __init__(self, nodes: int, kind: CollectKind = CollectKind.BUNDLE, *, follows: bool = False) -> None:
         self.nodes = [node_id(number) for number in range(nodes)]
         self.asked: list[NodeId] = []
         self.away: set[NodeId] = set()
-        self.made = Collection(kind, self.nodes, self._in_reach, self.asked.extend, 0.0)
+        self.made = Collection(kind, self.nodes, self._in_reach, self.asked.extend, 0.0, follows=follows)
 
     def _in_reach(self, node: NodeId) -> bool:
         return node not in self.away
 
 
-def test_the_next_are_asked_when_the_receiver_has_read_and_not_before() -> None:
+def followed(nodes: int) -> Collected:
+    return Collected(nodes, CollectKind.LOGS, follows=True)
+
+
+def test_the_next_nodes_are_asked_when_the_receiver_has_read() -> None:
     job = Collected(3 * BUNDLE.at_once)
     assert job.asked == job.nodes[: BUNDLE.at_once]
     for node in list(job.asked):
@@ -34,19 +38,15 @@ def test_the_next_are_asked_when_the_receiver_has_read_and_not_before() -> None:
     for at in range(BUNDLE.at_once):
         job.made.on_read(1.0)
         assert len(job.asked) == BUNDLE.at_once + at + 1
+    for node in job.asked[BUNDLE.at_once :]:
+        job.made.pass_on(node, b"", True)
+    job.made.tick(1.0 + BUNDLE.seconds)
+    assert job.asked == job.nodes, "a receiver that reads nothing delays the others for a while"
+    assert job.made.silent == []
     assert not job.made.is_over
 
 
-def test_a_receiver_that_reads_nothing_holds_up_the_others_for_a_while_only() -> None:
-    job = Collected(2 * BUNDLE.at_once)
-    for node in list(job.asked):
-        job.made.pass_on(node, b"", True)
-    job.made.tick(BUNDLE.seconds)
-    assert job.asked == job.nodes
-    assert job.made.silent == []
-
-
-def test_who_does_not_answer_makes_room_and_is_named() -> None:
+def test_silent_nodes_make_room_and_are_named() -> None:
     job = Collected(BUNDLE.at_once + 1)
     job.made.tick(BUNDLE.seconds - 0.1)
     assert len(job.asked) == BUNDLE.at_once
@@ -56,7 +56,7 @@ def test_who_does_not_answer_makes_room_and_is_named() -> None:
     assert job.asked == job.nodes
 
 
-def test_nodes_that_are_gone_when_it_is_their_turn_are_not_asked() -> None:
+def test_lost_nodes_are_not_asked() -> None:
     job = Collected(BUNDLE.at_once + 3)
     job.away = set(job.nodes[-2:])
     job.made.forget(job.nodes[0], 1.0)
@@ -66,7 +66,7 @@ def test_nodes_that_are_gone_when_it_is_their_turn_are_not_asked() -> None:
     assert job.made.lost == [job.nodes[0], job.nodes[1], *job.nodes[-2:]]
 
 
-def test_beyond_what_there_is_room_for_nobody_is_asked() -> None:
+def test_nobody_is_asked_beyond_the_limit_of_all() -> None:
     job = Collected(12_500)
     part = bytes(BUNDLE.of_node)
     passed, turn = 0, 0
@@ -79,7 +79,7 @@ def test_beyond_what_there_is_room_for_nobody_is_asked() -> None:
     assert job.made.not_asked == 12_500 - len(job.asked) > 12_000
 
 
-def test_one_node_that_sends_too_much_takes_nothing_from_the_others() -> None:
+def test_a_node_that_sends_too_much_is_cut() -> None:
     job = Collected(1000, CollectKind.STACKS)
     most = LIMITS[CollectKind.STACKS].of_node
     assert job.made.pass_on(job.nodes[0], bytes(2 * most), False) == b""
@@ -88,7 +88,7 @@ def test_one_node_that_sends_too_much_takes_nothing_from_the_others() -> None:
     assert list(job.made.cut) == [job.nodes[0]]
 
 
-def test_all_of_it_ends_in_time() -> None:
+def test_a_collection_ends_in_time() -> None:
     job = Collected(12_500)
     now = 0.0
     while not job.made.is_over:
@@ -98,36 +98,28 @@ def test_all_of_it_ends_in_time() -> None:
     assert len(job.made.silent) + job.made.not_asked == 12_500
 
 
-class Followed(Collected):
-    def __init__(self, nodes: int) -> None:
-        super().__init__(0, CollectKind.LOGS)
-        self.nodes = [node_id(number) for number in range(nodes)]
-        self.asked = []
-        self.made = Collection(CollectKind.LOGS, self.nodes, self._in_reach, self.asked.extend, 0.0, follows=True)
-
-
-def test_who_is_followed_is_asked_again_when_its_answer_was_read_and_not_before() -> None:
-    job = Followed(2)
+def test_a_followed_node_is_asked_again_when_its_answer_was_read() -> None:
+    job = followed(2)
     first, second = job.nodes
     assert job.made.pass_on(second, b"x", True) == b"x"
     assert job.asked == [first, second]
     job.made.on_read(1.0)
     assert job.asked == [first, second, second]
     job.made.tick(LOGS.seconds + 0.5)
-    assert job.asked == [first, second, second, first], "who has not answered in time is asked again"
+    assert job.asked == [first, second, second, first], "a silent node is asked again"
     assert not job.made.is_over
 
 
-def test_what_follows_is_without_a_limit_in_all_and_with_one_for_each_answer() -> None:
-    job = Followed(1)
+def test_following_has_no_limit_of_all() -> None:
+    job = followed(1)
     part = bytes(LOGS.of_node)
     for _ in range(2 * LOGS.of_all // len(part)):
         assert job.made.pass_on(job.nodes[0], part, True) == part
         job.made.on_read(1.0)
 
 
-def test_nodes_that_come_are_followed_once_and_those_that_go_are_not_waited_for() -> None:
-    job = Followed(2)
+def test_new_nodes_are_followed_and_lost_ones_not_awaited() -> None:
+    job = followed(2)
     job.made.add([*job.nodes, node_id(7)], 1.0)
     assert job.asked == [*job.nodes, node_id(7)]
     job.away = {job.nodes[0]}
@@ -138,13 +130,13 @@ def test_nodes_that_come_are_followed_once_and_those_that_go_are_not_waited_for(
         assert job.made.pass_on(node, b"last words", True) == b"last words"
         job.made.on_read(2.0)
         over.append(job.made.is_over)
-    assert over == [False, False, True], "who was asked may still answer"
+    assert over == [False, False, True], "pending answers still arrive"
     assert job.asked == [*job.nodes, node_id(7)]
     assert (job.made.lost, job.made.silent) == ([], [])
 
 
 @given(st.integers(0, 200), st.lists(st.tuples(st.sampled_from(["send", "read", "lose", "wait"]), st.integers(0, 200))))
-def test_every_node_ends_in_one_place(nodes: int, events: list[tuple[str, int]]) -> None:
+def test_every_node_is_counted_once(nodes: int, events: list[tuple[str, int]]) -> None:
     job = Collected(nodes)
     now, whole = 0.0, 0
     for what, number in [*events, *[("wait", 200)] * 8]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
@@ -20,33 +18,18 @@ from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
 from rallypoint.store import wire
-from tests.unit.coordinator.sockets import SocketNode, serving
+from tests.unit.coordinator.sockets import SocketNode, connected, serving
 
-TIMEOUT = 120.0
 SETTINGS = Settings("job", 1, 1)
 
 
-@contextmanager
-def served(dispatcher: Dispatcher | None = None) -> Iterator[int]:
-    with serving(dispatcher or Dispatcher(SETTINGS)) as server:
-        yield server.port
-
-
-@contextmanager
-def unauthenticated(port: int, says: bytes = b"") -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as made:
-        made.sendall(says)
-        yield made
-
-
-def is_disconnected(made: socket.socket) -> bool:
+def is_disconnected(node: SocketNode) -> bool:
     with suppress(ConnectionResetError):
-        return made.recv(1000) == b""
+        return node.made.recv(1000) == b""
     return True
 
 
 HELLO = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("h", NodeId("h", 1, 0))
-GREETING = MAGIC + frame(codec.encode(HELLO))
 
 
 @pytest.mark.parametrize(
@@ -58,72 +41,67 @@ GREETING = MAGIC + frame(codec.encode(HELLO))
         [99, {"all": "new"}],
     ],
 )
-def test_a_node_of_another_version_is_told_so_whatever_else_it_says(fields: list[object]) -> None:
+def test_a_node_of_another_version_is_refused(fields: list[object]) -> None:
     hello = MAGIC + frame(msgspec.msgpack.encode((0, fields)))
-    with served() as port, unauthenticated(port, hello) as node:
-        answer = codec.decode_answer(SocketNode(node).next())
+    with serving(Dispatcher(SETTINGS)) as server, connected(server.port) as node:
+        node.made.sendall(hello)
+        answer = codec.decode_answer(node.next())
     assert isinstance(answer, HandshakeRefused)
     told = f"uses protocol version {PROTOCOL_VERSION}, but the node uses {fields[0]}; install the same version"
     assert told in answer.sentence
 
 
 @pytest.mark.parametrize("payload", [b"\x92\x01\x90", b"\x92\x00\x90", b"\x92\x00\x91\xa1x", b"\x92\x00\x80"])
-def test_what_has_no_version_is_no_greeting(payload: bytes) -> None:
+def test_greetings_without_a_version_are_refused(payload: bytes) -> None:
     with pytest.raises(codec.CodecError, match="does not begin with a Hello"):
         codec.version_of(payload)
 
 
-def test_a_welcome_says_whether_the_server_lives_in_an_agent() -> None:
-    with served() as port, unauthenticated(port) as node:
-        assert SocketNode(node).greets(HELLO).embedded
-
-
-def test_many_unauthenticated_connections_cost_few_lines(
+def test_many_unauthenticated_connections_cost_few_log_lines(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(RateLimitedLog, "WINDOW", 3600.0)
     with caplog.at_level(logging.WARNING, "rallypoint"):
-        with served() as port:
+        with serving(Dispatcher(SETTINGS)) as server:
             for _ in range(50):
-                with unauthenticated(port, b"GET / HTTP/1.1\r\n\r\n") as made:
-                    assert is_disconnected(made)
+                with connected(server.port) as node:
+                    node.made.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    assert is_disconnected(node)
         assert len([line for line in caplog.messages if "refused: it starts with b'GET" in line]) == 10
         assert caplog.messages[-1].startswith("and 40 more control connections refused")
 
 
-def test_an_agent_that_asks_whether_a_store_listens_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with served() as port, unauthenticated(port, wire.probe()) as made:
-        assert is_disconnected(made)
+def test_probing_for_a_store_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(Dispatcher(SETTINGS)) as server, connected(server.port) as node:
+        node.made.sendall(wire.probe())
+        assert is_disconnected(node)
     assert not caplog.messages
 
 
-def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
     monkeypatch.setattr(connection, "_MIN_AGE", 0.05)
     monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 3)
-    with served() as port, ExitStack() as stack:
-        session = SocketNode(stack.enter_context(unauthenticated(port)))
-        session.greets(HELLO)
-        idle = [stack.enter_context(unauthenticated(port)) for _ in range(6)]
-        for made in idle[:3]:
-            assert is_disconnected(made)
-        for made in idle[3:]:
-            made.sendall(GREETING)
-            assert SocketNode(made).next()
+    with serving(Dispatcher(SETTINGS)) as server, ExitStack() as stack:
+        session = stack.enter_context(connected(server.port))
+        assert session.greets(HELLO).embedded, "the server lives in an agent"
+        idle = [stack.enter_context(connected(server.port)) for _ in range(6)]
+        assert all(is_disconnected(node) for node in idle[:3])
+        for node in idle[3:]:
+            node.greets(HELLO)
         session.says(Heartbeat())
         assert codec.decode_notification(session.next()) == Heartbeat()
 
 
-def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_connections_have_a_moment_to_greet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_MIN_AGE", 3600.0)
     monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 2)
-    with served() as port, ExitStack() as stack:
-        for made in [stack.enter_context(unauthenticated(port)) for _ in range(10)]:
-            made.sendall(GREETING)
-            assert SocketNode(made).next()
+    with serving(Dispatcher(SETTINGS)) as server, ExitStack() as stack:
+        for node in [stack.enter_context(connected(server.port)) for _ in range(10)]:
+            node.greets(HELLO)
 
 
-def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_session_with_a_broken_output_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = Dispatcher(Settings("job", 1, 3))
     ended: list[str] = []
     told: list[Notification] = []
@@ -131,12 +109,12 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     def broken(notice: Notification) -> None:
         raise ValueError(f"cannot say {notice}")
 
-    first = dispatcher.attach(broken, SessionRecord(NodeId("a", 1, 0), "a"), disconnect=ended.append)
-    second = dispatcher.attach(
-        told.append, SessionRecord(NodeId("b", 1, 0), "b"), disconnect=lambda _why: ended.append("second")
-    )
-    dispatcher.receive(first, ConfirmRequest(1))
-    dispatcher.receive(second, ConfirmRequest(2))
+    sessions = [
+        dispatcher.attach(output, SessionRecord(NodeId(name, 1, 0), name), disconnect=ended.append)
+        for name, output in (("a", broken), ("b", told.append))
+    ]
+    for number, session in enumerate(sessions, 1):
+        dispatcher.receive(session, ConfirmRequest(number))
     assert (ended, told) == (["it could not be notified"], [Confirmed(2, 3.0)])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "cannot say Confirmed" in caplog.text

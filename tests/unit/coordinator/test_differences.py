@@ -1,4 +1,4 @@
-"""Nodes started with different settings: both sides report it, and the first one's number applies."""
+"""Nodes with different settings: both sides report them, and the first node's number applies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
@@ -33,7 +33,7 @@ def member(max_restarts: int = 1, program: str = "train.py", role: str = "traine
 
 
 def meet(own: Settings, brings: NodeInfo) -> tuple[Coordinator, list[Notification]]:
-    """Two nodes meet, the second of them started so; what that one is told."""
+    """The coordinator of two nodes, and the notifications to the second one."""
     coordinator = Coordinator(JOB)
     coordinator.open(1, SessionRecord(A, A.addr), 0.0)
     coordinator.open(2, SessionRecord(B, B.addr, settings=own), 0.0)
@@ -43,31 +43,27 @@ def meet(own: Settings, brings: NodeInfo) -> tuple[Coordinator, list[Notificatio
     ]
 
 
+def differs(what: str, own: str, job: str, *, applies: bool = True) -> tuple[ConfigDifference, ...]:
+    return (ConfigDifference(what, own, job, job_value_applies=applies),)
+
+
 @pytest.mark.parametrize(
     ("own", "brings", "found"),
     [
         (JOB, member(), ()),
         (JOB._replace(join_timeout=5.0), member(), ()),
-        (JOB._replace(min_nodes=3, max_nodes=3), member(), (ConfigDifference("--nnodes=", "3", "2"),)),
-        (JOB._replace(max_nodes=4), member(), (ConfigDifference("--nnodes=", "2:4", "2"),)),
-        (JOB._replace(lease=1.5), member(), (ConfigDifference("--rdzv-conf=lease=", "1.5", "3"),)),
-        (
-            JOB._replace(notice_timeout=9.0),
-            member(),
-            (ConfigDifference("--rdzv-conf=notice_timeout=", "9", "0", job_value_applies=False),),
-        ),
-        (JOB, member(max_restarts=5), (ConfigDifference("--max-restarts=", "5", "1"),)),
+        (JOB._replace(min_nodes=3, max_nodes=3), member(), differs("--nnodes=", "3", "2")),
+        (JOB._replace(max_nodes=4), member(), differs("--nnodes=", "2:4", "2")),
+        (JOB._replace(lease=1.5), member(), differs("--rdzv-conf=lease=", "1.5", "3")),
+        (JOB._replace(notice_timeout=9.0), member(), differs("--rdzv-conf=notice_timeout=", "9", "0", applies=False)),
+        (JOB, member(max_restarts=5), differs("--max-restarts=", "5", "1")),
         (JOB, member(max_restarts=-1), ()),
-        (
-            JOB,
-            member(program="eval.py"),
-            (ConfigDifference("the program ", "eval.py", "train.py", job_value_applies=False),),
-        ),
+        (JOB, member(program="eval.py"), differs("the program ", "eval.py", "train.py", applies=False)),
         (JOB, member(program="read.py", role="reader"), ()),
         (JOB, member(program=""), ()),
     ],
 )
-def test_who_was_started_in_another_way_is_told(
+def test_nodes_with_other_settings_are_notified(
     own: Settings, brings: NodeInfo, found: tuple[ConfigDifference, ...]
 ) -> None:
     _, told = meet(own, brings)
@@ -76,14 +72,7 @@ def test_who_was_started_in_another_way_is_told(
     )
 
 
-def test_it_is_told_once() -> None:
-    coordinator, _ = meet(JOB._replace(min_nodes=3, max_nodes=3), member(max_restarts=5))
-    coordinator.receive(2, Fail(0, CAUSE, 1), 1.0)
-    again = coordinator.receive(2, JoinRequest(member(max_restarts=5), 600.0), 1.0).messages
-    assert not [notice for _, notice in again if isinstance(notice, ConfigDiffers)]
-
-
-def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
+def test_a_job_without_nodes_takes_new_settings() -> None:
     coordinator = Coordinator(JOB)
     coordinator.open(1, SessionRecord(A, A.addr), 0.0)
     coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
@@ -93,7 +82,7 @@ def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
     assert (coordinator.state.max_restarts, coordinator.state.programs) == (5, {"trainer": "eval.py"})
 
 
-def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> None:
+def test_a_new_control_plane_learns_the_jobs_number() -> None:
     _, told = meet(JOB, member(max_restarts=5))
     held = after_request(ResumeState(), JoinRequest(member(max_restarts=5), 600.0), 0.0)
     held = held._replace(opened="a")
@@ -106,9 +95,7 @@ def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> N
     assert new.state.max_restarts == 1
 
 
-def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_control_plane_logs_a_few_differences(caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = Dispatcher(JOB._replace(min_nodes=20, max_nodes=20))
     other = JOB._replace(min_nodes=3, max_nodes=3)
     told: list[Notification] = []
@@ -125,10 +112,14 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
     )
 
 
-def test_who_comes_with_another_program_each_time_is_not_told_of_it_for_ever() -> None:
+def test_each_difference_is_reported_once_and_32_at_most() -> None:
     coordinator, told = meet(JOB._replace(min_nodes=3, max_nodes=3), member())
-    for number in range(100):
-        told += [
-            each for _, each in coordinator.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0).messages
-        ]
-    assert sum(isinstance(each, ConfigDiffers) for each in told) == 32
+
+    def number_reported() -> int:
+        return sum(isinstance(notice, ConfigDiffers) for notice in told)
+
+    for program in ["train.py", *(f"{number}.py" for number in range(100))]:
+        messages = coordinator.receive(2, JoinRequest(member(program=program), 600.0), 1.0).messages
+        told += [notice for _, notice in messages]
+        assert program != "train.py" or number_reported() == 1
+    assert number_reported() == 32

@@ -1,4 +1,4 @@
-"""The shell around the coordinator: calls from several threads, and messages that cannot be sent."""
+"""The shell of the coordinator: calls from several threads, and messages that cannot be sent."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_threads_take_turns_until_a_loop_takes_over() -> None:
     loop.stop()
 
 
-def test_a_snapshot_is_of_the_moment_that_asked_for_it() -> None:
+def test_a_snapshot_is_of_the_moment_of_its_request() -> None:
     dispatcher, link, _, _ = joined_by_two()
     make_snapshot = copy_of_job(dispatcher)
     link.close()
@@ -72,21 +72,21 @@ def test_a_snapshot_is_of_the_moment_that_asked_for_it() -> None:
 
 
 def joined_by_two() -> tuple[Dispatcher, LocalLink, list[Notification], list[Notification]]:
-    """A round of the node that hosts the coordinator and of another one; what each is told."""
+    """A round of the coordinator's host and another node, and the notifications to each."""
     own, other = list[Notification](), list[Notification]()
     dispatcher = Dispatcher(Settings("job", 2, 2))
     link = LocalLink(dispatcher, NODE, own.append, NODE.addr)
     session = dispatcher.attach(other.append, SessionRecord(OTHER, OTHER.addr, leased=False))
     link.send(JoinRequest(INFO._replace(program="caf\udce9.py"), 600.0))
     dispatcher.receive(session, JoinRequest(INFO, 600.0))
-    assert any(isinstance(each, Placed) for each in other)
+    assert any(isinstance(notice, Placed) for notice in other)
     return dispatcher, link, own, other
 
 
-def test_what_the_hosting_node_says_can_be_told_to_all_others() -> None:
+def test_requests_of_the_hosting_node_can_be_encoded_for_others() -> None:
     _, link, own, other = joined_by_two()
     link.send(Fail(0, CAUSE._replace(message="\udcff" * 20_000, host="h\x1b"), 3))
-    (end,) = (each for each in other if isinstance(each, RoundEnded))
+    (end,) = (notice for notice in other if isinstance(notice, RoundEnded))
     payload = codec.sendable(end)
     assert codec.decode_notification(payload) == end
     assert end.end.cause is not None
@@ -107,7 +107,7 @@ def test_a_report_with_any_bytes_is_shown() -> None:
     assert (report.log_folder, report.command) == ("logs?", "train --data=caf?")
 
 
-def test_a_number_that_nobody_could_be_told_is_dropped_or_ends_the_link(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_out_of_range_are_dropped_or_end_the_link(caplog: pytest.LogCaptureFixture) -> None:
     dispatcher, link, own, _ = joined_by_two()
     link.send(RecordProgress(0, 1 << 70))
     assert dispatcher.state.complete
@@ -120,7 +120,7 @@ def test_a_number_that_nobody_could_be_told_is_dropped_or_ends_the_link(caplog: 
     assert "a Fail whose max_restarts is 1099511627776 is refused" in own[-1].detail
 
 
-def test_a_message_that_cannot_be_observed_is_sent(
+def test_an_error_of_an_observer_does_not_stop_a_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
@@ -135,7 +135,7 @@ def test_a_message_that_cannot_be_observed_is_sent(
     assert "a message could not be inspected but will be sent anyway" in caplog.text
 
 
-def test_a_server_that_could_not_serve_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_fails_to_start_closes_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 

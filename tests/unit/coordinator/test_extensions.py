@@ -23,7 +23,7 @@ JOIN = JoinRequest(NodeInfo("default", 1, "", 7000, max_restarts=3, program="tra
 
 
 @pytest.mark.parametrize("row", EXTENSIONS, ids=lambda row: row.name)
-def test_no_file_of_the_control_plane_names_an_extension(row: ExtensionRow) -> None:
+def test_the_control_plane_does_not_name_extensions(row: ExtensionRow) -> None:
     module, name = row.place.split(":")
     own = {name, module.rpartition(".")[2]}
     for path in CORE.rglob("*.py"):
@@ -34,7 +34,7 @@ def test_no_file_of_the_control_plane_names_an_extension(row: ExtensionRow) -> N
 
 
 @pytest.mark.parametrize("row", EXTENSIONS, ids=lambda row: row.name)
-def test_a_job_runs_without_it(row: ExtensionRow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_runs_without_an_extension(row: ExtensionRow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, row.place.partition(":")[0], None)
     with pytest.raises(ImportError):
         load(row.place)

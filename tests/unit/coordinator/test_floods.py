@@ -11,8 +11,8 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from unittest.mock import patch
 
@@ -25,7 +25,7 @@ from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import frame
-from rallypoint.control.protocol.handshake import ClientHandshake, Hello
+from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import JoinRequest, LeaveRequest, Notification
 from rallypoint.observe.watching.messages import (
     Snapshot,
@@ -38,8 +38,7 @@ from rallypoint.observe.watching.messages import (
 from rallypoint.observe.watching.session import JobWatch, copy_of_job
 from tests import effort
 from tests.unit.coordinator.floods import OF_NODES, OF_WATCHERS
-from tests.unit.coordinator.sockets import SocketNode, serving
-from tests.unit.coordinator.test_control import TIMEOUT
+from tests.unit.coordinator.sockets import TIMEOUT, SocketNode, connected, serving
 from tests.waiting import until
 
 NODES = 1000
@@ -49,7 +48,7 @@ SETTINGS = Settings("job", NODES, NODES, lease=3600.0)
 
 
 class TurnClock:
-    """The longest turn of a server's loop, as processor time of its thread."""
+    """The longest turn of a server's loop, in processor time of its thread."""
 
     def __init__(self, server: ControlServer) -> None:
         self.longest = 0.0
@@ -86,7 +85,7 @@ def encoded(notification: Notification) -> None:
 
 @cache
 def running_round() -> State:
-    """The state of a job whose round of so many nodes runs."""
+    """The state of a job with a running round."""
     dispatcher = Dispatcher(SETTINGS)
     for number in range(NODES):
         node = NodeId(f"10.0.{number >> 8}.{number & 255}", 1, number, f"n{number}")
@@ -97,31 +96,19 @@ def running_round() -> State:
 
 
 def filled() -> Dispatcher:
-    """A job in that state, with a session of each node."""
+    """A job with a running round, with a session for each node."""
     dispatcher = Dispatcher(SETTINGS, restored=RestoredState("before", running_round()))
     for node in running_round().participants:
         dispatcher.attach(encoded, SessionRecord(node, node.addr, leased=False))
-    copy_of_job(dispatcher)()  # so that what is imported for the first watcher is not part of a turn
+    copy_of_job(dispatcher)()  # imports for the first watcher are not part of a turn
     return dispatcher
-
-
-@contextmanager
-def greeted(server: ControlServer, hello: Hello, buffer: int = 0) -> Iterator[SocketNode]:
-    with socket.socket() as made:
-        if buffer:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        made.settimeout(TIMEOUT)
-        made.connect(("127.0.0.1", server.port))
-        node = SocketNode(made)
-        node.greets(hello)
-        yield node
 
 
 HELLO = ClientHandshake("job", None, b"n", SETTINGS).hello("127.0.0.1", NodeId("127.0.0.1", 1, NODES + 1))
 
 
 def flood(node: SocketNode, payload: bytes, seconds: float, is_enough: Callable[[], bool]) -> None:
-    """Send a message again and again, and read what is answered; stop when the server disconnects."""
+    """Send a message repeatedly and read the answers, until the server disconnects."""
     data = frame(payload) * (1 + 65536 // len(payload))
     made, left = node.made, memoryview(data)
     made.setblocking(False)
@@ -145,25 +132,23 @@ def flood(node: SocketNode, payload: bytes, seconds: float, is_enough: Callable[
 @pytest.mark.parametrize(
     ("payload", "is_watcher"),
     [
-        *(pytest.param(each, False, id=f"node-{name}") for name, each in OF_NODES.items()),
-        *(pytest.param(each, True, id=f"watcher-{name}") for name, each in OF_WATCHERS.items()),
+        *(pytest.param(sample, False, id=f"node-{name}") for name, sample in OF_NODES.items()),
+        *(pytest.param(sample, True, id=f"watcher-{name}") for name, sample in OF_WATCHERS.items()),
     ],
 )
-def test_a_flood_of_one_request_leaves_the_loop_to_others(
-    request: pytest.FixtureRequest, payload: object, is_watcher: bool
-) -> None:
+def test_a_flood_leaves_the_loop_to_others(request: pytest.FixtureRequest, payload: object, is_watcher: bool) -> None:
     request.addfinalizer(gc.unfreeze)
-    gc.freeze()  # what the tests of this process have made is no part of an agent, whose start freezes its own
+    gc.freeze()  # objects of other tests; an agent freezes its own at its start
     dispatcher = filled()
     dispatcher.remote_control = True
     hello = HELLO._replace(is_watcher=is_watcher, job="" if is_watcher else "job")
-    with serving(dispatcher) as server, greeted(server, hello) as node:
+    with serving(dispatcher) as server, connected(server.port, hello) as node:
         with TurnClock(server) as clock:
             flood(node, codec.encode(payload), 2.0 if effort.is_fresh() else 0.2, lambda: clock.turns > 20)
         assert clock.longest < LONGEST_TURN
 
 
-def test_a_watcher_that_does_not_read_is_answered_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_does_not_read_gets_no_more_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = filled()
     handled: list[object] = []
     receive = JobWatch.receive
@@ -174,24 +159,24 @@ def test_a_watcher_that_does_not_read_is_answered_no_further(monkeypatch: pytest
 
     monkeypatch.setattr(JobWatch, "receive", counting)
     asked = 3000
-    with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True), 4096) as watcher:
+    with serving(dispatcher) as server, connected(server.port, HELLO._replace(is_watcher=True), 4096) as watcher:
         (connection,) = server.connections
         watcher.made.sendall(frame(codec.encode(WatchRequest(first=0))) * asked)
         until(lambda: bool(connection._transport.unsent))
         before = len(handled)
-        assert before < asked, "what the sockets hold of it was sent"
-        with greeted(server, HELLO._replace(node=HELLO.node._replace(number=NODES + 2))) as node:
+        assert before < asked, "until the sockets are full"
+        with connected(server.port, HELLO._replace(node=HELLO.node._replace(number=NODES + 2))) as node:
             for _ in range(10):
                 node.says(OF_NODES["ConfirmRequest"])
                 node.next()
-        assert len(handled) == before, "and no more, however long it takes"
+        assert len(handled) == before, "and no more"
         while len(handled) < asked:
             assert isinstance(decode_watcher_notification(watcher.next()), SnapshotPart)
 
 
-def test_who_follows_is_sent_the_end_by_a_server_that_closes_at_once() -> None:
+def test_a_follower_gets_the_end_from_a_server_that_closes() -> None:
     dispatcher = filled()
-    with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True)) as watcher:
+    with serving(dispatcher) as server, connected(server.port, HELLO._replace(is_watcher=True)) as watcher:
         watcher.says(WatchRequest(after=0))
         assert not next_snapshot(watcher).detail
         dispatcher.receive(1, Close(detail="on request"))
@@ -208,21 +193,21 @@ def next_snapshot(watcher: SocketNode) -> Snapshot:
     raise AssertionError(part)
 
 
-def test_what_a_node_says_last_is_handled_however_much_it_has_said_before() -> None:
+def test_the_last_request_is_handled_after_thousands() -> None:
     dispatcher = filled()
-    with serving(dispatcher) as server, greeted(server, HELLO) as node:
-        said = [*[OF_NODES["ConfirmRequest"]] * 3000, LeaveRequest(why="drained by ann")]
+    with serving(dispatcher) as server, connected(server.port, HELLO) as node:
+        requests = [*[OF_NODES["ConfirmRequest"]] * 3000, LeaveRequest(why="drained by ann")]
         receive = dispatcher._coordinator._RECEIVE[LeaveRequest]
-        heard: list[LeaveRequest] = []
+        reasons: list[str] = []
 
         def leaves(self: Coordinator, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
-            heard.append(request)
+            reasons.append(request.why)
             receive(self, speaker, request, now)
 
         with patch.dict(dispatcher._coordinator._RECEIVE, {LeaveRequest: leaves}):
-            node.made.sendall(b"".join(frame(codec.encode(each)) for each in said))
+            node.made.sendall(b"".join(frame(codec.encode(request)) for request in requests))
             node.made.shutdown(socket.SHUT_WR)  # the answers are read, or the kernel would break the connection
             while node.made.recv(1 << 20):
                 pass
             until(lambda: not server.connections)
-        assert [each.why for each in heard] == ["drained by ann"]
+        assert reasons == ["drained by ann"]

@@ -1,4 +1,4 @@
-"""Requests of many nodes at once are worked out once for all of them."""
+"""Answers to many nodes at once are computed once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rallypoint.control.protocol.messages import (
     Placed,
     Progress,
     ProgressRequest,
+    Request,
     ResumeRequest,
     RoundEnded,
 )
@@ -32,7 +33,7 @@ CAUSE = Cause(0, 0, "host", 42, 1, "no", "Traceback\n" * 100, 0.0, "")
 
 
 class Job:
-    """Many nodes, which come back in sessions of other numbers, having missed all that they were told."""
+    """Many nodes, which return in new sessions and have missed all notifications."""
 
     def __init__(self) -> None:
         self.coordinator = Coordinator(Settings("job", len(NODES), len(NODES)), "0")
@@ -63,7 +64,7 @@ def in_round(round_: int, *, over: bool) -> Callable[[int], ResumeRequest]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """How often a function of the coordinator's module is called."""
+    """A list that grows with each call of a function of the coordinator's module."""
     calls: list[int] = []
     function = getattr(module, name)
 
@@ -75,7 +76,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     return calls
 
 
-def test_all_that_have_missed_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_places_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job()
     job.fail()
     job.join(NODES)
@@ -87,23 +88,20 @@ def test_all_that_have_missed_their_places(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(calls) <= 1
 
 
-def test_all_that_have_missed_the_end_of_their_round_are_told_one_thing() -> None:
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [(Fail(0, CAUSE, 3), RoundEnded), (Close(detail="why " * 1000), JobEnded)],
+    ids=["round", "job"],
+)
+def test_a_missed_end_is_one_message_for_all(request_: Request, kind: type) -> None:
     job = Job()
-    job.fail()
-    ends = [notice for _, notice in job.come_back(in_round(0, over=False)) if isinstance(notice, RoundEnded)]
+    job.coordinator.receive(0, request_, 0.0)
+    ends = [notice for _, notice in job.come_back(in_round(0, over=False)) if isinstance(notice, kind)]
     assert len(ends) == len(NODES)
-    assert len({id(each) for each in ends}) == 1, "which is encoded once"
+    assert len({id(end) for end in ends}) == 1, "it is encoded once"
 
 
-def test_all_that_have_missed_the_end_of_the_job_are_told_one_thing() -> None:
-    job = Job()
-    job.coordinator.receive(0, Close(detail="why " * 1000), 0.0)
-    ends = [notice for _, notice in job.come_back(in_round(0, over=False)) if isinstance(notice, JobEnded)]
-    assert len(ends) == len(NODES)
-    assert len({id(each) for each in ends}) == 1
-
-
-def test_all_that_ask_for_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job()
     job.fail()
     job.join(NODES[:-2])
@@ -117,7 +115,7 @@ def test_all_that_ask_for_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.reports for each in shown] == [True] + [False] * (len(NODES) - 3)
 
 
-def test_the_missing_among_many_fixed_ranks() -> None:
+def test_missing_fixed_ranks_among_many() -> None:
     job = Settings("job", len(NODES), len(NODES), fixed_ranks=True)
     state = State()
     absent = {0, 130, 131, 256, 299}
@@ -129,7 +127,7 @@ def test_the_missing_among_many_fixed_ranks() -> None:
 
 
 @pytest.mark.parametrize("few", [1, mappings.FEW])
-def test_who_leaves_is_told_how_many_others_have_reported(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leaving_node_learns_how_many_others_reported(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mappings, "FEW", few)
     held = {node: Participant(INFO, rank) for rank, node in enumerate(NODES[:4])}
     state = State(complete=True, participants=held | {NodeId.placeholder(4): Participant(INFO, 4)})

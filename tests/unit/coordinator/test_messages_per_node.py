@@ -1,4 +1,4 @@
-"""A node's messages from its first join to the end of the job are the same for any number of nodes."""
+"""The number of messages of a node does not depend on the number of nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CAUSE = Cause(1, 0, "host", 4711, 1, "ValueError: boom", "Traceback ...", 0.0, "
 
 
 class CountingDispatcher(Dispatcher):
-    """A dispatcher that counts, by kind, what each session says."""
+    """A dispatcher that counts requests by session and kind."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -57,7 +57,7 @@ class CountingDispatcher(Dispatcher):
 
 
 class Nodes:
-    """Many nodes of one process, each with a link of its own, and what they were told."""
+    """Many nodes of one process, each with its own link, and their notifications."""
 
     def __init__(self, count: int, endpoint: Endpoint, settings: Settings) -> None:
         self._heard: list[list[Notification]] = [[] for _ in range(count)]
@@ -71,7 +71,7 @@ class Nodes:
     def _listener(self, node: int) -> Deliver:
         def deliver(notice: Notification) -> None:
             if isinstance(notice, LinkOpened):
-                return  # of the node's own making
+                return  # from the link itself
             with self._changed:
                 self._heard[node].append(notice)
                 self._changed.notify_all()
@@ -83,7 +83,7 @@ class Nodes:
             link.send(request(node))
 
     def hear(self, kind: type, times: int = 1) -> None:
-        """Wait until every node has been told so many of a kind."""
+        """Wait until every node got this many notifications of a kind."""
 
         def all_have() -> bool:
             return all(sum(isinstance(each, kind) for each in heard) == times for heard in self._heard)
@@ -93,12 +93,12 @@ class Nodes:
 
     @property
     def told(self) -> list[dict[str, int]]:
-        """How many notices of each kind every node was told."""
+        """The number of notifications by kind, for each node."""
         return [dict(Counter(type(each).__name__ for each in heard)) for heard in self._heard]
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest of them."""
+        """The size of the largest notification."""
         return max(len(codec.encode(each)) for heard in self._heard for each in heard)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ def join(node: int) -> JoinRequest:
     return JoinRequest(NodeInfo("default", 8, "", 1024 + node), TIMEOUT, keeps_place=True)
 
 
-def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job() -> None:
+def test_the_coordinator_s_messages_do_not_depend_on_the_number_of_nodes() -> None:
     sizes: set[int] = set()
     for count in SIZES:
         with met(count) as (dispatcher, nodes):
@@ -142,8 +142,8 @@ def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job(
     assert max(sizes) - min(sizes) <= 16  # numbers grow by some digits, and nothing else does
 
 
-def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a handler of somebody else's gives the ranks; see `agent.third_party`."""
+def test_store_requests_do_not_depend_on_the_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the handler of a third party; see `agent.third_party`."""
     counted: Counter[int] = Counter()
     execute = plain._Shared.execute
 
@@ -157,12 +157,12 @@ def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypa
         asked = asked_by_each(count, counted)
         assert len(asked) == count
         most.append(max(asked[rank] for rank in range(1, count)))
-        assert asked[0] <= 4 * count + 16  # who gives out the ranks looks at each
-    assert max(most) <= min(most) + 1  # the last at the barrier says so
+        assert asked[0] <= 4 * count + 16  # rank 0 reads the entries of all
+    assert max(most) <= min(most) + 1  # the last at the barrier announces it
 
 
 def asked_by_each(count: int, counted: Counter[int]) -> dict[int, int]:
-    """What each of so many nodes asks of a new store to have its ranks, and to end."""
+    """The number of store requests of each node, for its ranks and the exit barrier."""
     store, barrier = HashStore(timeout=TIMEOUT), threading.Barrier(count)
     asked: dict[int, int] = {}
 

@@ -1,27 +1,27 @@
-"""A round that others complete and end before one of its nodes has looked: no part of it is used again."""
+"""A round that ended before one of its nodes saw it: nothing of it is used again."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rallypoint.base.clock import Deadline
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.codec import decode_state
-from rallypoint.control.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
+from rallypoint.control.protocol.messages import Deliver, Link, Notification, Placed, Placement, RoundEnded
 from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler
 from rallypoint.rendezvous.shared_state import SharedStateLink
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
 from tests.unit.rendezvous.test_shared_state_link import CAUSE, TIMEOUT, Memory, MemoryBackend, job
 
 WITHOUT_HEARTBEATS = job(2, keep_alive_interval=600.0)
-"""A heartbeat would be a write, and a write shows what others have done."""
+"""A heartbeat is a write, which would show the changes of others."""
 
 
 class SlowBackend(MemoryBackend):
-    """One whose reads can be made to lag behind."""
+    """A backend whose reads can lag behind."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory)
@@ -47,19 +47,22 @@ class StateInMemory(ControlPlane):
 
 
 class Node:
-    """A handler over the memory, and what it was told."""
+    """A handler over the memory, and its notifications."""
 
-    def __init__(self, memory: Memory, name: str, settings: Settings) -> None:
+    def __init__(self, memory: Memory, name: str) -> None:
         self.told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         self.backend = SlowBackend(memory)
-        control = StateInMemory(self.backend, name, settings)
+        control = StateInMemory(self.backend, name, WITHOUT_HEARTBEATS)
         self.handler = ElasticHandler("memory", control, AgentStoreSupply("127.0.0.1"))
         self.handler.listen(self.told.put)
 
-    def placed(self) -> Placed:
+    def join(self) -> None:
+        self.handler.join(NodeInfo("default", 1, "", 0))
+
+    def placed(self) -> Placement:
         notice = self.told.get(timeout=TIMEOUT)
         assert isinstance(notice, Placed), notice
-        return notice
+        return notice.placement
 
     def round_ended(self) -> int:
         notice = self.told.get(timeout=TIMEOUT)
@@ -69,7 +72,7 @@ class Node:
 
 @contextmanager
 def two_nodes(memory: Memory) -> Iterator[tuple[Node, Node]]:
-    a, b = Node(memory, "a", WITHOUT_HEARTBEATS), Node(memory, "b", WITHOUT_HEARTBEATS)
+    a, b = Node(memory, "a"), Node(memory, "b")
     try:
         yield a, b
     finally:
@@ -79,54 +82,52 @@ def two_nodes(memory: Memory) -> Iterator[tuple[Node, Node]]:
             node.handler.shutdown()
 
 
-def until(memory: Memory, holds: Callable[[int], bool]) -> None:
-    """Wait until something holds of the number of participants."""
+def until_joined(memory: Memory) -> None:
+    """Wait until one node has joined."""
 
-    def participants() -> int:
-        return len(decode_state(memory.blob).participants) if memory.blob is not None else 0
+    def has_joined() -> bool:
+        return memory.blob is not None and len(decode_state(memory.blob).participants) == 1
 
     with memory.lock:
-        assert memory.lock.wait_for(lambda: holds(participants()), TIMEOUT)
+        assert memory.lock.wait_for(has_joined, TIMEOUT)
 
 
-def test_a_node_that_missed_its_round_joins_anew_with_a_new_worker_store() -> None:
+def miss_round(memory: Memory, a: Node, b: Node) -> Placement:
+    """Complete and end round 0 before `a`, which hosts its store, has seen it. Returns the place of `b`."""
+    until_joined(memory)
+    a.backend.lags = True
+    b.join()
+    place = b.placed()
+    assert (place.round, place.group_rank) == (0, 1)
+    b.handler.send(Fail(0, CAUSE, 3))
+    assert b.round_ended() == 0
+    return place
+
+
+def test_a_node_that_missed_its_round_joins_with_a_new_worker_store() -> None:
     memory = Memory()
     with two_nodes(memory) as (a, b):
-        a.handler.join(NodeInfo("default", 1, "", 0))
-        until(memory, lambda count: count == 1)
-        a.backend.lags = True
-        b.handler.join(NodeInfo("default", 1, "", 0))
-        first = b.placed().placement
-        assert (first.round, first.group_rank) == (0, 1), "a hosts the store of the round that it does not see"
-        b.handler.send(Fail(0, CAUSE, 3))
-        assert b.round_ended() == 0
-        b.handler.join(NodeInfo("default", 1, "", 0))
-        until(memory, lambda count: count == 1)
+        a.join()
+        first = miss_round(memory, a, b)
+        b.join()
+        until_joined(memory)
         a.backend.lags = False
         assert a.round_ended() == 0
-        a.handler.join(NodeInfo("default", 1, "", 0))
-        second = a.placed().placement
-        assert (second.round, second.group_rank) == (1, 0)
-        assert b.placed().placement.store_port == second.store_port
-        assert second.store_port != first.store_port
-        assert second.restarts == 1
+        a.join()
+        second = a.placed()
+        assert (second.round, second.group_rank, second.restarts) == (1, 0, 1)
+        assert b.placed().store_port == second.store_port != first.store_port
 
 
-def test_who_only_waits_for_a_place_joins_anew_by_itself() -> None:
+def test_a_waiting_handler_joins_again_by_itself() -> None:
     memory = Memory()
     with two_nodes(memory) as (a, b), ThreadPoolExecutor(1) as pool:
         a.handler.listen(None)
         waiting = pool.submit(a.handler.next_rendezvous)
-        until(memory, lambda count: count == 1)
-        a.backend.lags = True
-        b.handler.join(NodeInfo("default", 1, "", 0))
-        first = b.placed().placement
-        b.handler.send(Fail(0, CAUSE, 3))
-        assert b.round_ended() == 0
+        first = miss_round(memory, a, b)
         a.backend.lags = False
-        b.handler.join(NodeInfo("default", 1, "", 0))
+        b.join()
         info = waiting.result(TIMEOUT)
         assert (info.rank, info.world_size) == (0, 2)
         assert info.bootstrap_store_info is not None
-        assert info.bootstrap_store_info.master_port != first.store_port
-        assert b.placed().placement.store_port == info.bootstrap_store_info.master_port
+        assert b.placed().store_port == info.bootstrap_store_info.master_port != first.store_port

@@ -1,4 +1,4 @@
-"""What a change of the state means to a node, including changes by others meanwhile."""
+"""The notifications that follow from a change of the state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUNS = State(complete=True, participants={A: IN, B: IN})
 
 
 def names(before: State, after: State) -> dict[str, list[str]]:
-    """The kinds of what each node is told, by its address."""
+    """The kinds of notifications, by the node's address."""
     told: dict[str, list[str]] = {}
     for nodes, notification in notification_diff(before, after):
         for node in nodes:
@@ -50,33 +50,34 @@ def stepped(operation: Exit | Succeed, state: State, node: NodeId) -> State:
     return after
 
 
-def test_nothing_is_due_where_nothing_has_changed() -> None:
-    assert names(RUNS, RUNS) == {}
+ENDS, PLACES = "RoundEnded", "Placed"
 
 
-def test_the_end_of_a_round_is_told_to_who_was_in_it_and_to_who_succeeded_and_was_taken_out() -> None:
-    before = RUNS._replace(succeeded=frozenset({B, C}))
-    assert names(before, State(round=1, survivors={A: 0})) == {
-        "a": ["RoundEnded"],
-        "b": ["RoundEnded"],
-        "c": ["RoundEnded"],
-    }
-
-
-def test_a_round_that_came_and_went_unseen_ends_for_who_waited_for_it() -> None:
-    assert names(State(participants={A: IN}), State(round=1)) == {"a": ["RoundEnded"]}
-
-
-def test_a_new_round_is_told_to_those_in_it_alone() -> None:
-    after = State(round=1, complete=True, participants={B: IN}, wait_list={A: IN.node_info})
-    assert names(RUNS, after) == {"a": ["RoundEnded"], "b": ["RoundEnded", "Placed"]}
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (RUNS, RUNS, {}),
+        (
+            RUNS._replace(succeeded=frozenset({B, C})),
+            State(round=1, survivors={A: 0}),
+            {"a": [ENDS], "b": [ENDS], "c": [ENDS]},
+        ),
+        (State(participants={A: IN}), State(round=1), {"a": [ENDS]}),
+        (
+            RUNS,
+            State(round=1, complete=True, participants={B: IN}, wait_list={A: IN.node_info}),
+            {"a": [ENDS], "b": [ENDS, PLACES]},
+        ),
+    ],
+    ids=["no change", "the end, also for a removed node that succeeded", "a round that came and went", "a new round"],
+)
+def test_nodes_are_notified_of_changes(before: State, after: State, told: dict[str, list[str]]) -> None:
+    assert names(before, after) == told
 
 
 @pytest.mark.parametrize(("late", "gone"), [(A, B), (B, A)])
-def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_and_left(
-    late: NodeId, gone: NodeId
-) -> None:
-    """A coordinator that takes over, or a node that reads a shared state late."""
+def test_late_placements_count_finished_nodes(late: NodeId, gone: NodeId) -> None:
+    """From a new coordinator, or from a shared state read late."""
     sizes = {A: Participant(NodeInfo("default", 2, "a", 1), 0), B: Participant(NodeInfo("default", 3, "b", 2), 1)}
     runs = State(complete=True, participants=sizes)
     after = runs
@@ -94,10 +95,10 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     told = [notice for _, notice in coordinator.receive(1, joins, 0.0).messages]
     rank = sizes[gone].rank
     assert told == [Placed(placed._replace(origin="0")), NodesSucceeded(0, ((rank, rank),))]
-    assert not stepped(Exit(), read, late).finished, "the next round counts only its own"
+    assert not stepped(Exit(), read, late).finished, "the next round does not count them"
 
 
-def test_a_spare_has_no_part_in_the_end() -> None:
+def test_spares_are_refused_or_fail_with_the_job() -> None:
     done = Verdict(Outcome.SUCCEEDED)
     after = State(closed=True, verdict=done, redundancy_list={A: IN.node_info})
     for_all, for_some = end_notifications(after, done)
@@ -109,17 +110,10 @@ def test_a_spare_has_no_part_in_the_end() -> None:
     assert end_notifications(after, failed) == (JobEnded(failed), {A: JobEnded(failed, is_spare=True)})
 
 
-def test_where_workers_of_one_node_cannot_go_on_no_node_keeps_its_own() -> None:
-    kept = Participant(NodeInfo("default", 1, "host", 7000))
-    new = Participant(kept.node_info._replace(restarts_workers=True), 1)
-    assert {each.restart_workers for each in placements(RUNS._replace(participants={A: kept, B: new})).values()} == {
-        True
-    }
-    assert not any(each.restart_workers for each in placements(RUNS).values())
-
-
-def test_who_has_succeeded_and_left_still_says_whether_its_workers_could_go_on() -> None:
-    """Else a node that hears late of its place would be told otherwise than those that heard in time."""
+def test_workers_are_kept_only_if_those_of_all_nodes_can_continue() -> None:
     new = Participant(IN.node_info._replace(restarts_workers=True), 1)
-    runs = RUNS._replace(participants={A: IN}, finished={B: new})
-    assert placements(runs)[A].restart_workers
+    one_new = placements(RUNS._replace(participants={A: IN, B: new}))
+    assert [placement.restart_workers for placement in one_new.values()] == [True, True]
+    assert not any(placement.restart_workers for placement in placements(RUNS).values())
+    # Also those of a node that has finished and left: a node that hears late of its place must hear the same.
+    assert placements(RUNS._replace(participants={A: IN}, finished={B: new}))[A].restart_workers

@@ -1,11 +1,10 @@
-"""What strangers may use of a control server: descriptors, handshakes, memory, and the name of its own node."""
+"""Limits for unauthenticated peers: descriptors, handshakes, memory, and the name of the own node."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, MAX_GREETING, frame
 from rallypoint.control.protocol.handshake import ClientHandshake
-from rallypoint.control.protocol.messages import ConfirmRequest, NextStore, SessionEnded
-from tests.unit.coordinator.sockets import SocketNode, serving
-from tests.unit.coordinator.test_control import TIMEOUT
+from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, NextStore, SessionEnded
+from tests.unit.coordinator.sockets import TIMEOUT, connected, on_loop, serving
 from tests.waiting import until
 
 SETTINGS = Settings("job", 1, 2)
@@ -28,7 +26,7 @@ HELLO = ClientHandshake("job", None, b"n" * 16, SETTINGS).hello("127.0.0.1", Nod
 
 
 class FakeTransport:
-    """A connection's socket, whose descriptor becomes free, and whose end is reported, in the turn after its end."""
+    """A transport whose end is reported, and whose descriptor becomes free, in the next turn."""
 
     own_name = ("127.0.0.1", 1)
 
@@ -58,7 +56,7 @@ class FakeTransport:
 
 
 class Kernel:
-    """Gives the lowest descriptors that are free, and a server connections that come in bursts."""
+    """Allocates the lowest free descriptors for bursts of connections."""
 
     def __init__(self, others: int) -> None:
         self.used = set(range(others))
@@ -72,139 +70,117 @@ class Kernel:
         return number
 
     def burst(self, count: int, peer_host: str = "10.0.0.1") -> None:
-        """So many connect in one turn of the loop; then what was closed in it is free."""
+        """Open connections in one turn of the loop; then free the descriptors closed in it."""
         for _ in range(count):
             transport: Any = FakeTransport(self, peer_host)
             transport.receiver = ControlConnection(self.connections, transport)
-        for each in self.ended:
-            each.report_end()
+        for transport in self.ended:
+            transport.report_end()
         self.ended.clear()
 
 
-def test_bursts_of_silent_connections_do_not_creep_into_the_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_bursts_of_connections_leave_the_reserve_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "connection_limit", lambda: 200)
-
-    async def run() -> None:
-        kernel = Kernel(others=50)
-        most = []
-        for _ in range(100):
-            kernel.burst(64)
-            most.append(len(kernel.connections.open))
-        assert max(most) == 150, "the descriptors below the limit, and no more, however many bursts"
-        assert max(kernel.used) < 200 + 64
-        kernel.connections.close()
-
-    asyncio.run(run())
+    kernel = Kernel(others=50)
+    most = []
+    for _ in range(100):
+        kernel.burst(64)
+        most.append(len(kernel.connections.open))
+    assert max(most) == 150, "the descriptors below the limit, and no more, however many bursts"
+    assert max(kernel.used) < 200 + 64
+    kernel.connections.close()
 
 
-def test_who_floods_makes_room_with_its_own_connections() -> None:
-    async def run() -> None:
-        kernel = Kernel(others=0)
-        kernel.burst(1, "10.0.0.9")
-        kernel.burst(200, "10.0.0.1")
-        limiter = kernel.connections.limiter
-        (first,) = (each for each in limiter._waiting if each.peer_host == "10.0.0.9")
-        for _ in range(100):
-            assert limiter.make_room("10.0.0.1")
-        assert first in limiter._waiting
-        assert limiter.make_room("10.0.0.8"), "of others the oldest makes room"
-        assert first not in limiter._waiting
-        kernel.connections.close()
-
-    asyncio.run(run())
+@on_loop
+async def test_a_flood_is_limited_by_its_own_connections() -> None:
+    kernel = Kernel(others=0)
+    kernel.burst(1, "10.0.0.9")
+    kernel.burst(200, "10.0.0.1")
+    limiter = kernel.connections.limiter
+    (first,) = (each for each in limiter._waiting if each.peer_host == "10.0.0.9")
+    for _ in range(100):
+        assert limiter.make_room("10.0.0.1")
+    assert first in limiter._waiting
+    assert limiter.make_room("10.0.0.8"), "of others the oldest makes room"
+    assert first not in limiter._waiting
+    kernel.connections.close()
 
 
-def test_the_addresses_of_peers_take_turns_with_their_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_addresses_take_turns_with_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "_TLS_THREADS", 1)
     taken: list[str] = []
+    ended = asyncio.Event()
+    handshakes = TlsHandshakes(asyncio.get_running_loop())
 
-    async def run() -> None:
-        ended = asyncio.Event()
-        handshakes = TlsHandshakes(asyncio.get_running_loop())
+    def take(name: str) -> bytes:
+        taken.append(name)
+        return b""
 
-        def step(name: str) -> Callable[[], bytes]:
-            def take() -> bytes:
-                taken.append(name)
-                return b""
+    def done(work: asyncio.Future[bytes]) -> None:
+        work.result()
+        if len(taken) == 12:
+            ended.set()
 
-            return take
-
-        def done(work: asyncio.Future[bytes]) -> None:
-            work.result()
-            if len(taken) == 12:
-                ended.set()
-
-        for number in range(10):
-            handshakes.add("10.0.0.1", step(f"flood {number}"), done)
-        handshakes.add("10.0.0.2", step("node"), done)
-        handshakes.add("10.0.0.3", step("another"), done)
-        async with asyncio.timeout(TIMEOUT):
-            await ended.wait()
-        handshakes.close()
-
-    asyncio.run(run())
+    for number in range(10):
+        handshakes.add("10.0.0.1", partial(take, f"flood {number}"), done)
+    handshakes.add("10.0.0.2", partial(take, "node"), done)
+    handshakes.add("10.0.0.3", partial(take, "another"), done)
+    async with asyncio.timeout(TIMEOUT):
+        await ended.wait()
+    handshakes.close()
     assert {"node", "another"} <= set(taken[:4])
 
 
-def test_who_has_proved_nothing_may_send_a_greeting_and_no_more() -> None:
-    with serving(Dispatcher(SETTINGS)) as server, socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.settimeout(TIMEOUT)
-        raw.sendall(MAGIC + (MAX_GREETING + 1).to_bytes(4, "big"))
-        assert raw.recv(1000) == b""
-    with serving(Dispatcher(SETTINGS)) as server, socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.settimeout(TIMEOUT)
+def test_strangers_may_only_send_a_greeting() -> None:
+    with serving(Dispatcher(SETTINGS)) as server, connected(server.port) as node:
+        node.made.sendall(MAGIC + (MAX_GREETING + 1).to_bytes(4, "big"))
+        assert node.made.recv(1000) == b""
+    with serving(Dispatcher(SETTINGS)) as server, connected(server.port) as node:
         longest = HELLO._replace(job="x" * 4096, settings=SETTINGS._replace(run_id="x" * 4096))
-        raw.sendall(MAGIC + frame(codec.encode(longest)))
-        assert b"belongs to job 'job', not to" in raw.recv(10_000)
+        node.made.sendall(MAGIC + frame(codec.encode(longest)))
+        assert b"belongs to job 'job', not to" in node.made.recv(10_000)
 
 
 @pytest.mark.parametrize(("token", "expected"), [(b"", False), (b"0" * 16, False), (None, True)])
-def test_the_node_of_this_process_is_known_by_its_token(token: bytes | None, expected: bool) -> None:
-    """In containers that share a network, each may have a process of our pid at our address."""
+def test_the_own_node_is_known_by_its_token(token: bytes | None, expected: bool) -> None:
+    """Containers that share a network may have processes with our pid at our address."""
     dispatcher = Dispatcher(SETTINGS)
-    node = NodeId("127.0.0.1", os.getpid(), 9)
-    hello = HELLO._replace(node=node, process=process_token() if token is None else token)
-    with serving(dispatcher) as server, socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.settimeout(TIMEOUT)
-        SocketNode(raw).greets(hello)
+    own = NodeId("127.0.0.1", os.getpid(), 9)
+    with serving(dispatcher) as server, connected(server.port) as node:
+        node.greets(HELLO._replace(node=own, process=process_token() if token is None else token))
         until(lambda: dispatcher.members == 1)
         (record,) = dispatcher._coordinator.sessions
         assert record.in_this_process is expected
 
 
-def test_a_session_that_is_refused_for_a_message_is_told_so_for_good() -> None:
-    with serving(Dispatcher(SETTINGS)) as server, socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.settimeout(TIMEOUT)
-        node = SocketNode(raw)
+def test_a_refused_message_ends_the_session_permanently() -> None:
+    with serving(Dispatcher(SETTINGS)) as server, connected(server.port) as node:
         node.greets(HELLO)
         node.says(NextStore(0, 70_000))
-        ended = codec.decode_notification(node.next())
-        assert ended == SessionEnded(
+        assert codec.decode_notification(node.next()) == SessionEnded(
             "a NextStore whose store_port is 70000 is refused; it must be from 0 to 65535", is_permanent=True
         )
-        assert raw.recv(1000) == b""
+        assert node.made.recv(1000) == b""
 
 
-def test_a_heartbeat_counts_only_after_what_was_posted_before() -> None:
+def test_heartbeats_are_not_counted_while_messages_are_unsent() -> None:
     dispatcher = Dispatcher(SETTINGS)
-    with serving(dispatcher) as server, socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.settimeout(TIMEOUT)
-        node = SocketNode(raw)
+    with serving(dispatcher) as server, connected(server.port) as node:
         node.greets(HELLO)
         (connection,) = server.connections
-        answers: list[Any] = []
-        done = asyncio.Event()
+        written: list[bool] = []
 
         def look() -> None:
             # The answer to a request is posted, and written in a later turn of the loop; a heartbeat comes in between.
             dispatcher.receive(connection._session.number, ConfirmRequest(1))
-            answers.append(connection.is_written)
+            written.append(connection.is_written)
             connection._session.heartbeat()
-            done.set()
 
         server._loop.call(look)
-        heard = [codec.decode_notification(node.next()) for _ in range(2)]
-        assert [type(each).__name__ for each in heard] == ["Heartbeat", "Confirmed"]
-        assert heard[0].number == 0  # type: ignore[union-attr]
-        assert answers == [False]
+        answers = [codec.decode_notification(node.next()) for _ in range(2)]
+        assert [type(answer) for answer in answers] == [Heartbeat, Confirmed]
+        assert answers[0] == Heartbeat(0)
+        assert written == [False]
         until(lambda: connection.is_written)

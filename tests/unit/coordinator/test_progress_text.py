@@ -1,4 +1,4 @@
-"""The sentences about an incomplete rendezvous that are not in `tests/transcripts`."""
+"""Sentences about an incomplete rendezvous that no transcript shows."""
 
 from __future__ import annotations
 
@@ -36,20 +36,15 @@ LOST = (MissingNode("n3 (rank 2)", Reason.LOST, 18.0),)
             "1 of 3 nodes have joined (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at "
             "00:10:00 (all its ranks exited with code 0) and no node has replaced them",
         ),
-        (ELASTIC._replace(removed=LOST, starts_in=1.0), "2 of up to 4 nodes have joined (n1, n2); starting in 1 s"),
         (
             ELASTIC._replace(round=3, backoff=8.0, starts_in=6.0),
             "2 of up to 4 nodes have joined (n1, n2); held back for 8 s after failures without progress; starting in 6 "
             "s",
         ),
-        (
-            ELASTIC._replace(complete=True, ends_in=7.0),
-            "round 0 runs with 2 nodes (n1, n2); this node waits for the next round; giving up in 7 s",
-        ),
         (FIXED._replace(members=("n1\x1b[31m", "n2")), "2 of 3 nodes have joined (n1?[31m, n2), 1 is missing"),
     ],
 )
-def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) -> None:
+def test_waiting_lines(progress: Progress, words: str) -> None:
     assert waiting_line(SUBJECT, progress, WALL) == f"waiting for the rendezvous of job 'job' at n1:29400: {words}"
 
 
@@ -64,12 +59,12 @@ def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) ->
         (ELASTIC._replace(complete=True), "had no place for n1 within 10 s: round 0 runs with 2 nodes (n1, n2)"),
     ],
 )
-def test_who_gives_up_says_why(progress: Progress, words: str) -> None:
+def test_timeout_sentences(progress: Progress, words: str) -> None:
     told = timeout_sentence(SUBJECT, progress._replace(gave_up_by="n1", waited=10.0), WALL)
     assert told == f"the rendezvous of job 'job' at n1:29400 {words}"
 
 
-def test_the_same_is_said_once_a_minute_and_what_has_changed_at_once() -> None:
+def test_changes_are_logged_at_once_and_repetitions_once_a_minute() -> None:
     said: ReportedProgress = {}
     many = FIXED._replace(min_nodes=30, max_nodes=30)
     asked = (2.0, 6.0, 14.0, 30.0, 60.0, 62.0, 121.9)

@@ -1,4 +1,4 @@
-"""The share of a server that each tenant may use."""
+"""Each tenant's share of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rallypoint.control.protocol.handshake import HandshakeError
 from tests.unit.clocks import HandClock
 
 
-def test_a_tenant_that_has_used_its_share_waits_and_the_others_do_not() -> None:
+def test_a_tenant_beyond_its_share_waits_unless_it_is_alone() -> None:
     clock = HandClock(100.0)
     shares = Shares(clock)
     shares.enter("greedy")
@@ -20,24 +20,16 @@ def test_a_tenant_that_has_used_its_share_waits_and_the_others_do_not() -> None:
     assert (shares.wait("greedy"), shares.wait("modest")) == (0.0, 0.0)
     shares.used("greedy", 3.0)
     assert (shares.wait("greedy"), shares.wait("modest")) == (3.0 / RATE, 0.0)
+    shares.leave("modest")
+    assert shares.wait("greedy") == 0.0
+    shares.enter("modest")
     clock.now += 2.0
     assert shares.wait("greedy") == 3.0 / RATE - 2.0
     clock.now += 3.0 / RATE - 2.0
     assert shares.wait("greedy") == 0.0
 
 
-def test_who_is_alone_waits_for_nothing() -> None:
-    shares = Shares(HandClock(100.0))
-    shares.enter("alone")
-    shares.used("alone", 100.0)
-    assert shares.wait("alone") == 0.0
-    shares.enter("other")
-    assert shares.wait("alone") > 0.0
-    shares.leave("other")
-    assert shares.wait("alone") == 0.0
-
-
-def test_one_tenant_has_at_most_half_of_the_sessions() -> None:
+def test_a_tenant_has_at_most_half_of_the_sessions() -> None:
     shares = Shares(HandClock(100.0))
     most = connection_limit() // 2
     for _ in range(min(most, 100_000)):
@@ -50,4 +42,4 @@ def test_one_tenant_has_at_most_half_of_the_sessions() -> None:
     shares.enter("modest")
     shares.leave("modest")
     shares.used("modest", 5.0)
-    assert shares.wait("modest") == 0.0, "nothing is kept of who has left"
+    assert shares.wait("modest") == 0.0, "a tenant that left is forgotten"

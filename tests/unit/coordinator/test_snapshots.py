@@ -1,4 +1,4 @@
-"""A snapshot of a large job: counts over all nodes, a few rows, all rows in parts, and a reader that is not flooded."""
+"""Snapshots of large jobs: totals of all nodes, a few rows, all rows in parts, and a limited rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def node_id(number: int) -> NodeId:
 
 
 class Large:
-    """A job whose round of so many nodes runs, as its coordinator has it; all of them were just heard."""
+    """The coordinator of a running round, whose nodes have all just sent a message."""
 
     def __init__(self, nodes: int) -> None:
         self.now = 100.0
@@ -56,25 +56,24 @@ class Large:
         return self.told()
 
     def told(self) -> list[WatcherNotification]:
-        """What the watcher is sent now."""
+        """The messages to the watcher now."""
         while self.watchers.wake_at() <= self.now:
             self.watchers.tick(self.now)
         return [message for _, message in self.sent() if not isinstance(message, ReportRequested)]
 
     def reports(self, node: NodeId, report: NodeReport) -> None:
-        """A node reports."""
         speaker = self.coordinator.sessions.find(node)
         assert speaker is not None
         self.watchers.handlers[NodeReport](speaker, report, self.now)
 
     def asked(self) -> int:
-        """How many nodes were asked for a report since the last look."""
+        """The number of requests for reports since the last call."""
         self.sent()
         asked, self._asked = self._asked, 0
         return asked
 
     def sent(self) -> list[OutgoingMessage]:
-        """What was sent since the last look."""
+        """The messages since the last call."""
         messages = self.coordinator.take_result().messages
         self._asked += sum(isinstance(message, ReportRequested) for _, message in messages)
         return messages
@@ -98,13 +97,17 @@ def snapshot_in(told: list[WatcherNotification]) -> Snapshot:
     return decode_snapshot(b"".join(each.data for each in told if isinstance(each, SnapshotPart)))
 
 
-def test_a_small_job_has_a_row_for_each_node_in_the_order_of_ranks() -> None:
+def test_small_jobs_show_all_nodes_and_large_ones_as_many() -> None:
     seen = Large(SHOWN_NODES).snapshot()
-    assert [each.group_rank for each in seen.nodes] == list(range(SHOWN_NODES))
+    assert [node.group_rank for node in seen.nodes] == list(range(SHOWN_NODES))
     assert seen.not_shown == 0
+    job = Large(3000)
+    job.coordinator.state = job.coordinator.state._replace(quiet=frozenset(job.nodes))
+    seen = job.snapshot()
+    assert (len(seen.nodes), seen.not_shown, seen.totals.quiet) == (SHOWN_NODES, 3000 - SHOWN_NODES, 3000)
 
 
-def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
+def test_large_jobs_show_nodes_with_problems() -> None:
     job = Large(5000)
     state = job.coordinator.state
     job.coordinator.sessions.close(4000)
@@ -121,8 +124,8 @@ def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
     for number, node in enumerate(job.nodes[:1024]):
         job.reports(node, NodeReport(0, progress=50, steps=(50,) * 7 + (50 - (number == 700) * 9,)))
     seen = job.snapshot()
-    assert [each.host for each in seen.nodes] == ["n4000", "n4001", "n4002", "n700", "n7000", "n7001", "n0", "n1"]
-    assert [node_state(each) for each in seen.nodes[:1]] == ["unreachable"]
+    assert [node.host for node in seen.nodes] == ["n4000", "n4001", "n4002", "n700", "n7000", "n7001", "n0", "n1"]
+    assert [node_state(node) for node in seen.nodes[:1]] == ["unreachable"]
     assert seen.not_shown == 5002 - 8
     assert seen.totals == totals_of(job.all_rows().nodes)
     lines = status_lines(seen)
@@ -131,14 +134,7 @@ def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
     assert "and 4994 more nodes" in lines
 
 
-def test_of_very_many_in_trouble_as_many_are_shown_as_of_a_small_job() -> None:
-    job = Large(3000)
-    job.coordinator.state = job.coordinator.state._replace(quiet=frozenset(job.nodes))
-    seen = job.snapshot()
-    assert (len(seen.nodes), seen.not_shown, seen.totals.quiet) == (SHOWN_NODES, 3000 - SHOWN_NODES, 3000)
-
-
-def test_all_rows_come_in_parts_of_one_moment() -> None:
+def test_all_rows_are_of_one_moment() -> None:
     job = Large(2 * PAGE_NODES + 5)
     first = job.page(0)
     job.coordinator.sessions.close(1500)
@@ -151,19 +147,18 @@ def test_all_rows_come_in_parts_of_one_moment() -> None:
     assert job.page(10**6).nodes == ()
 
 
-@pytest.mark.parametrize("name", ["n1234", "10.0.4.210", "2234@n1234", "1234"])
-def test_one_node_is_shown_by_any_of_its_names(name: str) -> None:
-    (row,) = snapshot_in(Large(2000).ask(WatchRequest(node=name))).nodes
-    assert row.group_rank == 1234
+@pytest.mark.parametrize("name", ["n1234", "10.0.4.210", "2234@n1234", "1234", "n99999"])
+def test_a_node_is_found_by_any_of_its_names(name: str) -> None:
+    told = Large(2000).ask(WatchRequest(node=name))
+    if name == "n99999":
+        (reply,) = told
+        assert isinstance(reply, CommandReply)
+        assert "no node 'n99999'" in reply.detail
+    else:
+        assert [node.group_rank for node in snapshot_in(told).nodes] == [1234]
 
 
-def test_a_node_that_there_is_not_is_said_so() -> None:
-    (reply,) = Large(2000).ask(WatchRequest(node="n99999"))
-    assert isinstance(reply, CommandReply)
-    assert "no node 'n99999'" in reply.detail
-
-
-def test_many_nodes_are_asked_for_reports_in_waves() -> None:
+def test_reports_are_requested_in_waves() -> None:
     job = Large(2500)
     job.ask(WatchRequest())
     waves = [job.asked()]
@@ -176,7 +171,7 @@ def test_many_nodes_are_asked_for_reports_in_waves() -> None:
     assert job.asked() == 0, "they were asked a moment ago"
 
 
-def test_all_who_follow_are_answered_with_one_snapshot() -> None:
+def test_followers_share_one_snapshot() -> None:
     job = Large(2)
     sessions = [WATCHER + 1, WATCHER + 2]
     known = job.snapshot().changes
@@ -192,7 +187,7 @@ def test_all_who_follow_are_answered_with_one_snapshot() -> None:
     assert first is second
 
 
-def test_followers_of_a_large_job_are_told_less_often() -> None:
+def test_followers_of_a_large_job_get_fewer_snapshots() -> None:
     job = Large(12_500)
     job.ask(WatchRequest(after=0))
     job.now += 0.25
@@ -206,7 +201,7 @@ def test_followers_of_a_large_job_are_told_less_often() -> None:
 
 
 @pytest.mark.parametrize("request_", [WatchRequest(), WatchRequest(first=0), WatchRequest(node="0")])
-def test_a_request_takes_the_place_of_one_that_is_not_answered(request_: WatchRequest) -> None:
+def test_a_new_request_replaces_an_unanswered_one(request_: WatchRequest) -> None:
     job = Large(2)
     for _ in range(100):
         job.watchers.receive(WATCHER, request_, job.now, "")
@@ -215,7 +210,7 @@ def test_a_request_takes_the_place_of_one_that_is_not_answered(request_: WatchRe
 
 
 @given(st.lists(st.tuples(st.integers(-1, 50), st.integers(-1, 50)), max_size=8))
-def test_the_median_is_one_of_the_steps_and_splits_them(steps: list[tuple[int, int]]) -> None:
+def test_the_median_is_one_of_the_steps(steps: list[tuple[int, int]]) -> None:
     job = Large(len(steps))
     job.ask(WatchRequest())
     for node, each in zip(job.nodes, steps, strict=True):
@@ -232,7 +227,7 @@ def test_the_median_is_one_of_the_steps_and_splits_them(steps: list[tuple[int, i
 
 
 @given(st.lists(st.sampled_from(["there", "gone", "done", "waits", "spare", "awaited"]), max_size=30), st.booleans())
-def test_totals_are_those_of_all_rows(kinds: list[str], complete: bool) -> None:
+def test_totals_count_all_rows(kinds: list[str], complete: bool) -> None:
     job = Large(len(kinds))
     state = job.coordinator.state
     chosen = {kind: [node for node, each in zip(job.nodes, kinds, strict=True) if each == kind] for kind in set(kinds)}
@@ -249,12 +244,12 @@ def test_totals_are_those_of_all_rows(kinds: list[str], complete: bool) -> None:
         job.coordinator.sessions.close(job.nodes.index(node))
     seen = job.snapshot()
     assert seen.totals == totals_of(seen.nodes)
-    assert seen.totals.in_round == sum(each.state is MemberState.PARTICIPANT for each in seen.nodes)
+    assert seen.totals.in_round == sum(node.state is MemberState.PARTICIPANT for node in seen.nodes)
 
 
 @pytest.mark.parametrize(("request_", "least"), [(WatchRequest(first=0), 16), (WatchRequest(node="3999"), 4)])
-def test_a_snapshot_of_many_nodes_is_made_in_slices(request_: WatchRequest, least: int) -> None:
-    """Between two slices the loop serves the nodes."""
+def test_large_snapshots_are_made_in_slices(request_: WatchRequest, least: int) -> None:
+    """The loop serves nodes between two slices."""
     job = Large(4000)
     job.watchers.receive(WATCHER, request_, job.now, "")
     ticks = 0

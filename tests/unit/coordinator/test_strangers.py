@@ -1,4 +1,4 @@
-"""Nodes that have proved nothing, and whose machine hosts no node of the job, neither end nor change it."""
+"""Unauthenticated nodes on machines without a node of the job can neither end nor change it."""
 
 from __future__ import annotations
 
@@ -50,36 +50,32 @@ class Job:
 
 
 @pytest.mark.parametrize("request_", JOB_WIDE, ids=lambda each: type(each).__name__)
-def test_of_a_running_job(request_: Request) -> None:
+def test_strangers_cannot_end_or_change_a_running_job(request_: Request) -> None:
     job = Job()
     job.running()
-    stranger = job.session("10.0.0.9", claims="10.0.0.2")  # it may say any address
+    stranger = job.session("10.0.0.9", claims="10.0.0.2")  # a node may claim any address
     job.says(stranger, request_)
     assert not job.is_changed()
-    # A node that was drained may still say how far its workers came: only what ends a job ends the session.
-    refused = [] if isinstance(request_, RecordProgress) else [stranger]
-    assert [number for number, why in job.ended if "SECRET" in why] == refused
+    # A node that was drained may still report progress: only a request that ends the job ends the session.
+    only_reports = isinstance(request_, RecordProgress)
+    assert [number for number, why in job.ended if "SECRET" in why] == ([] if only_reports else [stranger])
     waits = job.session("10.0.0.9")
     job.join(waits)
     for _ in range(2):
         job.says(waits, request_)
     assert not job.is_changed()
     recorded = [event for event in job.coordinator.history.events if "may not end or change" in str(event)]
-    assert len(recorded) == (0 if isinstance(request_, RecordProgress) else 1), "once a session"
+    assert len(recorded) == (0 if only_reports else 1), "once a session"
     assert waits not in [number for number, _ in job.ended], "it may wait for a place"
     job.says(job.session("10.0.0.2"), request_)  # another agent of a host that has a node
     assert job.is_changed()
-
-
-@pytest.mark.parametrize("request_", JOB_WIDE, ids=lambda each: type(each).__name__)
-def test_who_has_proved_something_or_is_the_same_user_may(request_: Request) -> None:
     job = Job()
     job.running()
     job.says(job.session("10.0.0.9", trusted=True), request_)
-    assert job.is_changed()
+    assert job.is_changed(), "an authenticated node may"
 
 
-def test_a_node_may_end_the_job_before_the_first_round_if_it_has_joined() -> None:
+def test_before_the_first_round_a_joined_node_may_end_the_job() -> None:
     job = Job()
     job.says(job.session("10.0.0.9"), Close())
     assert not job.is_changed()
@@ -91,7 +87,7 @@ def test_a_node_may_end_the_job_before_the_first_round_if_it_has_joined() -> Non
     assert verdict.outcome is Outcome.STOPPED
 
 
-def test_who_says_that_it_had_a_place_elsewhere_is_not_believed_where_nobody_is_awaited() -> None:
+def test_a_claim_of_a_place_elsewhere_is_not_believed_in_a_full_job() -> None:
     job = Job()
     job.running()
     claim = ResumeRequest("other", NodeInfo("default", 1, "", 7000), 1000, 1, 2, failures=1000, origin="other")
@@ -100,8 +96,8 @@ def test_who_says_that_it_had_a_place_elsewhere_is_not_believed_where_nobody_is_
     assert job.coordinator.state.next_round <= 1
 
 
-def test_a_new_coordinator_believes_the_nodes_of_the_round_that_it_is_told_of() -> None:
-    """It knows no address. Once all are there, it does."""
+def test_a_new_coordinator_believes_the_nodes_of_the_reported_round() -> None:
+    """It knows no address until all nodes are back."""
     job = Job()
     info = NodeInfo("default", 1, "", 7000)
     for rank, address in enumerate(("10.0.0.2", "10.0.0.3")):

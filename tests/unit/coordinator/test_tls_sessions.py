@@ -1,4 +1,4 @@
-"""Sessions over TLS: who is admitted, who is refused and why, and the message to a plain peer."""
+"""Sessions over TLS: admitted and refused peers, and the messages to them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.tls import ControlTls, TlsFiles
-from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
@@ -24,9 +21,8 @@ from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import JoinRequest, LinkLost, Notification, Placed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import RoundStores
-from tests.unit.coordinator.sockets import Heard, SocketNode, serving
+from tests.unit.coordinator.sockets import TIMEOUT, Heard, SocketNode, linked, serving
 
-TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 
 
@@ -62,19 +58,24 @@ def served(tls: ControlTls | None) -> Iterator[Endpoint]:
 
 
 def joined(endpoint: Endpoint, tls: ControlTls | None) -> Notification:
-    """What a node that wants to take part is told first."""
+    """The first notification of a node that joins."""
     told = Heard()
-    link = TcpLink(
-        FixedEndpoint(DialTarget(endpoint, None, tls)), JOB, NodeId("", 1, 0), told.take, Deadline.after(TIMEOUT)
-    )
-    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
-    try:
+    with linked(endpoint.port, JOB, told.take, tls=tls) as link:
+        link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
         return told.get(timeout=TIMEOUT)
-    finally:
-        link.close()
 
 
-def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
+@contextmanager
+def greeting(endpoint: Endpoint, tls: ControlTls) -> Iterator[socket.socket]:
+    """A node's connection after its part of the TLS handshake."""
+    with (
+        socket.create_connection(endpoint, TIMEOUT) as raw,
+        tls.for_node().wrap_socket(raw, server_hostname="127.0.0.1") as node,
+    ):
+        yield node
+
+
+def test_a_tls_server_sends_nothing_in_plain_text(authority: Authority) -> None:
     tls = ControlTls(authority.files("127.0.0.1"))
     with served(tls) as endpoint, socket.create_connection(endpoint) as raw:
         raw.settimeout(TIMEOUT)
@@ -84,43 +85,35 @@ def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
         assert answer[:1] == b"\x15"  # TLS's own alert
 
 
-def test_a_tls_handshake_keeps_nobody_else_waiting(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_tls_handshake_does_not_delay_others(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     own, nodes = ControlTls(authority.files("127.0.0.1")), ControlTls(authority.files("127.0.0.1"))
-    calls, blocked, goes_on = count(), threading.Event(), threading.Event()
+    calls, blocked, proceed = count(), threading.Event(), threading.Event()
 
     def objection_to(_certificate: object) -> None:
         if next(calls) == 0:
             blocked.set()
-            assert goes_on.wait(TIMEOUT)
+            assert proceed.wait(TIMEOUT)
 
     monkeypatch.setattr(own, "objection_to", objection_to)
-    with (
-        served(own) as endpoint,
-        socket.create_connection(endpoint, TIMEOUT) as raw,
-        nodes.for_node().wrap_socket(raw, server_hostname="127.0.0.1"),
-    ):
+    with served(own) as endpoint, greeting(endpoint, nodes):
         assert blocked.wait(TIMEOUT)
         assert isinstance(joined(endpoint, nodes), Placed)
-        goes_on.set()
+        proceed.set()
 
 
-def test_a_tls_handshake_that_waits_for_the_server_has_its_time_again(
+def test_a_tls_handshake_that_waits_for_the_server_gets_its_time_back(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, nodes = ControlTls(authority.files("127.0.0.1")), ControlTls(authority.files("127.0.0.1"))
-    goes_on = threading.Event()
-    monkeypatch.setattr(own, "objection_to", lambda _certificate: goes_on.wait(TIMEOUT) and None)
+    proceed = threading.Event()
+    monkeypatch.setattr(own, "objection_to", lambda _certificate: proceed.wait(TIMEOUT) and None)
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 0.1)
-    with (
-        served(own) as endpoint,
-        socket.create_connection(endpoint, TIMEOUT) as raw,
-        nodes.for_node().wrap_socket(raw, server_hostname="127.0.0.1") as node,
-    ):
+    with served(own) as endpoint, greeting(endpoint, nodes) as node:
         for _ in range(2):
             with socket.create_connection(endpoint, TIMEOUT) as silent:
-                assert silent.recv(1) == b"", "the time of others is over, and so was its own"
+                assert silent.recv(1) == b"", "others run out of time, and so did this one"
         monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
-        goes_on.set()
+        proceed.set()
         SocketNode(node).greets(ClientHandshake(JOB.run_id, None, b"n", JOB).hello("h", NodeId("h", 1, 7)))
 
 
@@ -130,7 +123,7 @@ def loses(endpoint: Endpoint, tls: ControlTls | None) -> str:
     return lost.detail
 
 
-def test_a_certificate_of_another_authority_is_refused_by_either_side(authority: Authority, tmp_path: Path) -> None:
+def test_both_sides_refuse_a_certificate_of_another_authority(authority: Authority, tmp_path: Path) -> None:
     others = Authority(tmp_path)
     with served(ControlTls(authority.files("127.0.0.1"))) as endpoint:
         assert "its certificate is not accepted" in loses(endpoint, ControlTls(others.files("node1")))
@@ -138,7 +131,7 @@ def test_a_certificate_of_another_authority_is_refused_by_either_side(authority:
         assert "does not accept our certificate" in loses(endpoint, ControlTls(forged))
 
 
-def test_the_name_in_a_certificate_is_the_host_s_or_the_peer_s(authority: Authority) -> None:
+def test_a_certificate_names_the_host_or_the_expected_peer(authority: Authority) -> None:
     with served(ControlTls(authority.files("node0"))) as endpoint:
         assert "not accepted" in loses(endpoint, ControlTls(authority.files("node1")))
         assert "names node0, not" in loses(endpoint, ControlTls(authority.files("node1", peer="ctl")))
@@ -149,7 +142,7 @@ def test_the_name_in_a_certificate_is_the_host_s_or_the_peer_s(authority: Author
         assert "names node2, not node1" in loses(endpoint, ControlTls(authority.files("node2")))
 
 
-def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: Authority) -> None:
+def test_plain_and_tls_peers_explain_the_mismatch(authority: Authority) -> None:
     tls = ControlTls(authority.files("127.0.0.1"))
     with served(tls) as endpoint:
         assert "accepts only TLS; set tls_cert" in loses(endpoint, None)
@@ -157,7 +150,7 @@ def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: 
         assert "does not use TLS" in loses(endpoint, tls)
 
 
-def test_the_workers_of_a_static_job_share_the_port_and_need_no_certificate(authority: Authority) -> None:
+def test_workers_of_a_static_job_need_no_certificate(authority: Authority) -> None:
     stores, tls = RoundStores(), ControlTls(authority.files("127.0.0.1"))
     with serving(Dispatcher(JOB), tls=tls, fallback=stores.add_connection) as server, closing(stores):
         endpoint = Endpoint("127.0.0.1", server.port)
