@@ -1,4 +1,4 @@
-"""Candidates on an etcd that answers at once, step by step: the pure election, without threads or time."""
+"""The pure election, step by step: candidates on an etcd that answers at once, without threads or time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = Settings("job", 1, 4, lease=3.0)
 
 
 class Agent:
-    """One candidate: its machine, what it said, and what it has asked and not heard of yet."""
+    """A candidate: its state machine, its effects, and its pending request."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
@@ -28,36 +28,35 @@ class Agent:
         self.name = NodeId(f"10.0.0.{number}", number, number, f"host-{number}")
         self.election = Election(KEYS, cluster.settings, self.name._replace(addr=""), Random(number))
         self.effects: list[Effect] = []
-        """All that it has said so far."""
         self.asked: deque[steps.Ask] = deque()
-        """At most one: the request under way."""
+        """The pending request, if any."""
         self.watches: dict[Watched, steps.WatchKeys] = {}
         self.term: Journal | None = None
         self.met = ""
         self.closed = False
         self.stumbles = False
-        """Whether it may find something that nobody has foreseen."""
+        """Whether it may log unexpected errors."""
 
     def step(self, event: Event) -> list[Effect]:
-        """Step the machine, and check what holds of any step."""
+        """Step the machine, and check the laws of single steps."""
         effects = self.election.step(event, self.cluster.now)
-        asks = [each for each in effects if isinstance(each, steps.Ask)]
+        asks = [effect for effect in effects if isinstance(effect, steps.Ask)]
         assert len(self.asked) + len(asks) <= 1, "two requests at once"
-        assert not asks or effects[-1] is asks[0], "a request is the last"
-        for each in effects:
-            if isinstance(each, steps.WatchKeys):
-                assert each.kind not in self.watches, "two watches of one kind"
-                self.watches[each.kind] = each
-            elif isinstance(each, steps.EndWatch):
-                del self.watches[each.kind]
-            elif isinstance(each, steps.WriteLog):
-                assert each.error is None or self.stumbles, each
+        assert not asks or effects[-1] is asks[0], "a request is the last effect"
+        for effect in effects:
+            if isinstance(effect, steps.WatchKeys):
+                assert effect.kind not in self.watches, "two watches of one kind"
+                self.watches[effect.kind] = effect
+            elif isinstance(effect, steps.EndWatch):
+                del self.watches[effect.kind]
+            elif isinstance(effect, steps.WriteLog):
+                assert effect.error is None or self.stumbles, effect
         self.asked.extend(asks)
         self.effects += effects
         return effects
 
     def answer(self, error: EtcdError | None = None, *, done: bool = True) -> list[Effect]:
-        """Do the request under way and answer it, or with an error say that, whether it was done or not."""
+        """Answer the pending request. With an error, report that, whether the request is done or not."""
         ask = self.asked.popleft()
         answer: Answer = None
         if done or error is None:
@@ -68,40 +67,45 @@ class Agent:
         return self.step(steps.Answered(ask.number, answer) if error is None else steps.Failed(ask.number, error))
 
     def settle(self) -> None:
-        """Answer all that it asks, and tell it what its watches see, until it waits."""
+        """Answer requests and deliver changes until the candidate waits."""
         while self.asked or self.hear():
             if self.asked:
                 self.answer()
 
     def hear(self) -> bool:
-        """Tell it one change that it watches; returns whether there was one."""
+        """Deliver one watched change. Returns whether there was one."""
         for kind, watch in list(self.watches.items()):
-            for each in self.cluster.etcd.log:
-                key = each.kv.key
-                meant = key.startswith(watch.key) if watch.prefix else key == watch.key
-                if meant and each.kv.mod_revision >= watch.revision:
-                    self.watches[kind] = watch._replace(revision=each.kv.mod_revision + 1)
-                    self.step(steps.Changed(watch.number, (each,)))
+            for event in self.cluster.etcd.log:
+                key = event.kv.key
+                is_watched = key.startswith(watch.key) if watch.prefix else key == watch.key
+                if is_watched and event.kv.mod_revision >= watch.revision:
+                    self.watches[kind] = watch._replace(revision=event.kv.mod_revision + 1)
+                    self.step(steps.Changed(watch.number, (event,)))
                     return True
         return False
 
+    def wake(self) -> list[Effect]:
+        """Move the clock to the time when the machine wants to be called, and call it. No lease ends."""
+        self.cluster.world.now = max(self.cluster.now, self.election.wake_at)
+        return self.step(steps.Tick())
+
     def loses_watch(self, kind: Watched, lost: WatchEnd) -> list[Effect]:
-        """A watch ends by itself."""
+        """End a watch."""
         return self.step(steps.Unwatched(self.watches.pop(kind).number, lost))
 
     def greeted(self, incarnation: str, refused: int = 0) -> list[Effect]:
-        """Its link was greeted by the coordinator of that name."""
+        """Report a greeting of the coordinator with that name."""
         self.met = incarnation
         return self.step(steps.LinkNews(incarnation, refused, lost=refused != 0))
 
     def close(self) -> None:
-        """It is to leave."""
+        """Ask it to leave."""
         self.closed = True
         self.step(steps.LeaveElection())
 
     def requests(self) -> list[Request]:
-        """All requests that it has made."""
-        return [each.request for each in self.effects if isinstance(each, steps.Ask)]
+        """All requests so far."""
+        return [effect.request for effect in self.effects if isinstance(effect, steps.Ask)]
 
     def _do(self, request: Request) -> Answer:
         etcd = self.cluster.etcd
@@ -133,13 +137,13 @@ class Agent:
         return steps.Listening(request.addresses, 2000 + self.number, "secret")
 
     def write(self) -> None:
-        """The journal of its term writes what it can."""
+        """Let the journal of its term write once."""
         if self.term is not None and (write := self.term.next_write()) is not None:
             self.term.on_answer(self.cluster.etcd.txn(write.compares, write.then, write.otherwise))
 
 
 class Cluster:
-    """One etcd, and those who use it."""
+    """One etcd and its candidates."""
 
     def __init__(self, agents: int = 0, settings: Settings = SETTINGS) -> None:
         self.settings = settings
@@ -152,28 +156,25 @@ class Cluster:
 
     @property
     def now(self) -> float:
-        """The time, the same for all."""
         return self.world.now
 
     def add(self) -> Agent:
-        """Another agent, which has asked for what it asks first."""
+        """Add an agent, which makes its first request."""
         agent = Agent(self, len(self.agents) + 1)
         self.agents.append(agent)
         agent.step(steps.Tick())
         return agent
 
     def next_lease(self) -> int:
-        """One that nobody had."""
         self._leases += 1
         return self._leases
 
     def next_incarnation(self) -> str:
-        """One that nobody had."""
         self._incarnations += 1
         return f"coordinator-{self._incarnations}"
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, in which all agents have their answers at once."""
+        """Let time pass. All agents get their answers at once."""
         until = self.now + seconds
         while True:
             for agent in self.agents:
@@ -181,18 +182,17 @@ class Cluster:
             at = min([agent.election.wake_at for agent in self.agents], default=until)
             if at > until:
                 break
-            self._advance(max(at, self.now))
+            self.advance(max(at, self.now))
             for agent in self.agents:
                 if agent.election.wake_at <= self.now:
                     agent.step(steps.Tick())
-        self._advance(until)
+        self.advance(until)
         for agent in self.agents:
             agent.settle()
 
-    def _advance(self, until: float) -> None:
+    def advance(self, until: float) -> None:
         self.world.run(until)
         self.world.now = until
 
     def leaders(self) -> list[Agent]:
-        """Those who lead."""
         return [agent for agent in self.agents if agent.election.phase is CandidatePhase.LEADING]

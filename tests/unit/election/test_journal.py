@@ -1,4 +1,4 @@
-"""A coordinator writes nothing without the fence, nothing twice, nothing out of order."""
+"""A coordinator writes only with its fence, in order, and nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = KEYS._replace(part_size=20)
 
 
 def begun(etcd: Etcd, lease: int, incarnation: str = "me", keys: ElectionKeys = KEYS) -> Journal:
-    """The journal of whoever has a new key, and has read what stands there."""
+    """The journal of a new leader that has read the stored state."""
     key = KEYS.seat(lease)
     created = etcd.txn([], [Put(key, b"")]).revision
     state = etcd.stored.get(KEYS.state)
@@ -49,7 +49,7 @@ def _etcd() -> Etcd:
     return Cluster().etcd
 
 
-def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd) -> None:
+def test_changes_during_a_write_are_written_together(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     assert journal.next_write() is None
     journal.append(1, State(round=1), 1)
@@ -65,21 +65,20 @@ def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd)
     assert journal.next_write() is None
 
 
-def test_what_nobody_waits_for_may_be_written_later(etcd: Etcd) -> None:
+def test_states_that_nobody_awaits_may_be_written_later(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    seen = []
-    for number, awaited in ((1, 0), (1, 1)):
-        journal.append(number, State(round=1), awaited)
-        seen.append((journal.is_idle, journal.is_awaited))
+    journal.append(1, State(round=1), 0)
+    assert (journal.is_idle, journal.is_awaited) == (False, False)
+    journal.append(1, State(round=1), 1)
+    assert (journal.is_idle, journal.is_awaited) == (False, True)
     assert journal.on_answer(made(etcd, journal.next_write())) == Written(1)
     journal.append(2, State(round=2), 1)
-    seen.append((journal.is_idle, journal.is_awaited))
+    assert (journal.is_idle, journal.is_awaited) == (False, False)
     journal.write_now()
-    seen.append((journal.is_idle, journal.is_awaited))
-    assert seen == [(False, False), (False, True), (False, False), (False, True)]
+    assert (journal.is_idle, journal.is_awaited) == (False, True)
 
 
-def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd: Etcd) -> None:
+def test_a_write_without_an_answer_is_repeated(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     journal.append(1, State(round=1), 1)
     made(etcd, journal.next_write())
@@ -89,25 +88,19 @@ def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd:
     assert journal.on_answer(made(etcd, journal.next_write())) == Written(2)
 
 
-def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
-    journal = begun(etcd, 1)
-    journal.append(1, State(round=1), 1)
-    etcd.txn([], [Delete(KEYS.seat(1))])
-    assert journal.on_answer(made(etcd, journal.next_write())) == DEPOSED
-    assert KEYS.state not in etcd.stored
-
-
-def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> None:
+def test_a_deposed_coordinator_writes_nothing(etcd: Etcd) -> None:
     first = begun(etcd, 1)
     first.append(1, State(round=1), 1)
     etcd.txn([], [Delete(KEYS.seat(1))])
+    assert first.on_answer(made(etcd, first.next_write())) == DEPOSED
+    assert KEYS.state not in etcd.stored
     second = begun(etcd, 2)
     second.append(1, State(round=1), 1)
     assert second.on_answer(made(etcd, second.next_write())) == Written(1)
-    assert first.on_answer(made(etcd, first.next_write())) == DEPOSED
+    assert first.on_answer(made(etcd, first.next_write())) == DEPOSED, "the same state of a successor is not its own"
 
 
-def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> None:
+def test_foreign_changes_are_not_overwritten(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     journal.append(1, State(round=1), 1)
     etcd.txn([], [Put(KEYS.state, b"somebody's")])
@@ -124,7 +117,7 @@ def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> No
         (EtcdRefused("etcd answered 'permission denied'"), "etcd answered 'permission denied'"),
     ],
 )
-def test_what_etcd_will_not_have_ends_the_journal(etcd: Etcd, error: EtcdLeaseGone | EtcdRefused, why: str) -> None:
+def test_a_refused_write_ends_the_journal(etcd: Etcd, error: EtcdLeaseGone | EtcdRefused, why: str) -> None:
     journal = begun(etcd, 1)
     journal.append(1, State(), 1)
     assert journal.next_write() is not None
@@ -141,7 +134,7 @@ def all_written(etcd: Etcd, journal: Journal) -> None:
         assert journal.on_answer(made(etcd, write)) in (PartWritten(), Written(journal._done))
 
 
-def test_a_large_state_is_written_in_parts_of_which_none_is_left(etcd: Etcd) -> None:
+def test_a_large_state_is_written_in_parts(etcd: Etcd) -> None:
     journal = begun(etcd, 1, keys=SMALL)
     for number in (1, 2, 3):
         journal.append(number, State(round=number), number)
@@ -151,7 +144,7 @@ def test_a_large_state_is_written_in_parts_of_which_none_is_left(etcd: Etcd) -> 
         assert len(parts(etcd)) > 1
 
 
-def test_until_all_parts_are_there_the_state_before_it_counts(etcd: Etcd) -> None:
+def test_an_incomplete_state_does_not_count(etcd: Etcd) -> None:
     journal = begun(etcd, 1, keys=SMALL)
     journal.append(1, State(round=1), 1)
     all_written(etcd, journal)
@@ -160,16 +153,16 @@ def test_until_all_parts_are_there_the_state_before_it_counts(etcd: Etcd) -> Non
     assert kept(etcd) == State(round=1)
     etcd.txn([], [Delete(KEYS.seat(1))])
     assert journal.on_answer(made(etcd, journal.next_write())) == DEPOSED
-    successor = begun(etcd, 2)  # whose state needs no parts
+    successor = begun(etcd, 2)  # its state needs no parts
     for number in (1, 2):
         successor.append(number, State(round=7), number)
         all_written(etcd, successor)
     assert kept(etcd) == State(round=7)
-    assert not parts(etcd), "nor is anything left of a write that was never complete"
+    assert not parts(etcd), "nor any of an incomplete write"
 
 
 @given(st.lists(st.sampled_from(["keep", "write", "lost", "away"]), max_size=40))
-def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(turns: list[str]) -> None:
+def test_states_are_written_in_order(turns: list[str]) -> None:
     etcd = Cluster().etcd
     journal = begun(etcd, 1, keys=KEYS._replace(part_size=100))
     number, done = 0, 0

@@ -1,4 +1,4 @@
-"""A job's keys in etcd: written values are read back; foreign bytes are an error of one sentence."""
+"""A job's keys in etcd: values are read as written, and foreign bytes are refused."""
 
 from __future__ import annotations
 
@@ -31,46 +31,42 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(st.text(), NAMES, NAMES)
-def test_no_job_can_reach_into_the_keys_of_another(prefix: str, job: str, other: str) -> None:
+def test_jobs_have_separate_keys(prefix: str, job: str, other: str) -> None:
     ours, theirs = ElectionKeys.for_job(prefix, job), ElectionKeys.for_job(prefix, other)
     assert (ours == theirs) == (job == other)
     assert job == other or not theirs.state.startswith(ours.root.encode())
 
 
-def test_ids_that_are_no_text_have_keys_of_their_own() -> None:
-    roots = [ElectionKeys.for_job("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")]
-    assert len(set(roots)) == 5
+def test_odd_prefixes_and_ids() -> None:
+    roots = {ElectionKeys.for_job("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")}
+    assert len(roots) == 5
     assert all(root.isascii() for root in roots)
-
-
-def test_a_prefix_that_is_no_text_is_a_sentence() -> None:
+    assert {ElectionKeys.for_job(prefix, "j").root for prefix in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
+    assert ElectionKeys.for_job("", "j").root == "/j/"
     with pytest.raises(UserError, match="prefix='a"):
         ElectionKeys.for_job("a\udcff", "job")
 
 
-def test_a_prefix_may_be_written_in_any_way() -> None:
-    assert {ElectionKeys.for_job(each, "j").root for each in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
-    assert ElectionKeys.for_job("", "j").root == "/j/"
-
-
 @given(
-    st.builds(NodeId, NAMES.map(printable), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), NAMES.map(printable))
+    st.builds(NodeId, NAMES.map(printable), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), NAMES.map(printable)),
+    st.builds(
+        LeaderRecord,
+        st.lists(NAMES.map(printable), min_size=1).map(tuple),
+        st.integers(1, 65535),
+        st.integers(0, 2**63 - 1),
+        NAMES,
+    ),
 )
-def test_a_node_is_read_as_it_was_written(name: NodeId) -> None:
-    assert decode_node(encode_node(name)) == name._replace(addr="")
+def test_nodes_and_leaders_are_read_as_written(node: NodeId, leader: LeaderRecord) -> None:
+    assert decode_node(encode_node(node)) == node._replace(addr="")
+    assert decode_leader(encode_leader(leader)) == leader
 
 
-def test_the_name_of_a_node_may_stand_in_a_log_line_whoever_wrote_it() -> None:
+def test_node_names_are_cut_and_printable() -> None:
     found = decode_node(encode_node(NodeId("10.0.0.1\n", 1, 0, "\x1b[31mred" + 999 * "x")))
     assert found is not None
     assert found.host.startswith("?[31mredx")
     assert len(found.host) == 255
-
-
-@given(st.lists(NAMES.map(printable), min_size=1).map(tuple), st.integers(1, 65535), st.integers(0, 2**63 - 1), NAMES)
-def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int, lease: int, secret: str) -> None:
-    post = LeaderRecord(addresses, port, lease, secret)
-    assert decode_leader(encode_leader(post)) == post
 
 
 @given(
@@ -79,7 +75,7 @@ def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int,
     st.binary(max_size=300),
     st.integers(8, 100),
 )
-def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes, part_size: int) -> None:
+def test_snapshots_are_read_as_written(incarnation: str, number: int, state: bytes, part_size: int) -> None:
     keys = ElectionKeys.for_job("/x", "job")._replace(part_size=part_size)
     value, parts = encode_snapshot(keys, incarnation, number, state)
     kept = decode_snapshot(b"key", value)
@@ -92,7 +88,7 @@ def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, s
             state_of(keys, kept, stored[:-1])
 
 
-def test_a_state_is_no_larger_when_it_is_unpacked_than_it_may_be() -> None:
+def test_unpacked_states_have_a_limit() -> None:
     keys = ElectionKeys.for_job("/x", "job")
     snapshot = StoredSnapshot("a", 1, 0, zlib.compress(bytes(MAX_STATE + 1)))
     assert len(snapshot.packed) < 1 << 20
@@ -101,7 +97,7 @@ def test_a_state_is_no_larger_when_it_is_unpacked_than_it_may_be() -> None:
 
 
 @given(st.binary())
-def test_bytes_of_others_are_none_of_ours(value: bytes) -> None:
+def test_foreign_bytes_are_not_decoded(value: bytes) -> None:
     assert decode_node(value) is None
     assert decode_leader(value) is None
     with pytest.raises(RendezvousStateError, match="did not write"):
@@ -122,14 +118,13 @@ def test_bytes_of_others_are_none_of_ours(value: bytes) -> None:
         b'{"host": ' + 100_000 * b"[",
     ],
 )
-def test_values_that_no_agent_writes_are_none_of_ours(value: bytes) -> None:
+def test_impossible_values_are_not_decoded(value: bytes) -> None:
     assert decode_node(value) is None
     assert decode_leader(value) is None
 
 
-def test_a_state_with_a_number_beyond_all_counting_is_none_of_ours() -> None:
-    for number in (-1, 2**63, 10**4299):
+@pytest.mark.parametrize("number", [-1, 2**63, 10**4299], ids=["negative", "large", "huge"])
+def test_impossible_numbers_of_states_are_refused(number: int) -> None:
+    for text in (b"rallypoint-etcd-2 a %d 0 ", b"rallypoint-etcd-2 a 1 %d "):
         with pytest.raises(RendezvousStateError, match="did not write"):
-            decode_snapshot(b"key", b"rallypoint-etcd-2 a %d 0 " % number)
-        with pytest.raises(RendezvousStateError, match="did not write"):
-            decode_snapshot(b"key", b"rallypoint-etcd-2 a 1 %d " % number)
+            decode_snapshot(b"key", text % number)

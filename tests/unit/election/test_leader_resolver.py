@@ -1,4 +1,4 @@
-"""What a link's failures show about the coordinator: that its port is closed, or nothing."""
+"""A link's failures: they show that the coordinator's port is closed, or nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def posted_at(*addresses: str) -> LeaderResolver:
 
 
 def attempts(posted: LeaderResolver, **outcomes: Exception) -> int:
-    """As many attempts as there are outcomes, of which those at a host have its outcome, twice over."""
+    """Fail at each host twice with its outcome. Returns the lease of the closed port."""
     for _ in range(2 * len(outcomes)):
         place = posted.resolve()
         assert place is not None
@@ -40,18 +40,18 @@ def attempts(posted: LeaderResolver, **outcomes: Exception) -> int:
     return posted.refusing_lease
 
 
-def test_a_port_that_refuses_at_all_addresses_is_shut() -> None:
+def test_a_port_that_refuses_at_all_addresses_is_closed() -> None:
     assert attempts(posted_at("one"), one=REFUSED) == LEASE
     assert attempts(posted_at("here", "host"), here=REFUSED, host=REFUSED) == LEASE
 
 
 @pytest.mark.parametrize("else_", [UNKNOWN, SILENT, NOT_OURS])
-def test_a_port_that_refuses_at_our_own_machine_proves_nothing_of_another(else_: Exception) -> None:
-    """The coordinator's first address is loopback, where etcd has a member on each machine."""
+def test_a_refusal_at_loopback_proves_nothing_about_another_machine(else_: Exception) -> None:
+    """The coordinator's first address is loopback, and each machine has a member of etcd."""
     assert attempts(posted_at("here", "host"), here=REFUSED, host=else_) == 0
 
 
-def test_refusals_before_the_coordinator_was_met_are_not_counted() -> None:
+def test_refusals_at_one_address_are_not_enough() -> None:
     posted = posted_at("here", "host")
     attempts(posted, here=REFUSED, host=SILENT)
     while (place := posted.resolve()) is None or place.endpoint.host != "host":
@@ -60,7 +60,7 @@ def test_refusals_before_the_coordinator_was_met_are_not_counted() -> None:
     assert posted.refusing_lease == 0
 
 
-def test_after_another_server_the_next_address_is_tried() -> None:
+def test_the_next_address_is_tried_after_a_foreign_server() -> None:
     posted = posted_at("here", "host")
     for host in ("here", "host", "here"):
         place = posted.resolve()
@@ -69,7 +69,7 @@ def test_after_another_server_the_next_address_is_tried() -> None:
         posted.on_failure(place, NOT_OURS)
 
 
-def test_a_link_passes_over_another_server_at_the_coordinator_s_port_on_our_own_machine() -> None:
+def test_a_link_skips_a_foreign_server_at_the_coordinator_s_port() -> None:
     settings = Settings("job", 1, 1)
     listener, other = _two_at_one_port()
     server = ControlServer(Dispatcher(settings), listener, keys=lambda _job: (b"s",))
@@ -108,7 +108,7 @@ def _answer_all(other: socket.socket) -> None:
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
 
 
-def test_why_nobody_is_known_tells_an_etcd_that_is_silent_from_one_that_knows_of_nobody() -> None:
+def test_reasons_why_no_coordinator_is_known() -> None:
     posted = LeaderResolver("etcd:2379")
     assert posted.unresolved_reason() == "etcd has not answered yet"
     posted.update(None, 7)

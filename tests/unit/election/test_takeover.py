@@ -1,4 +1,4 @@
-"""The state from which a new coordinator starts, and how long it waits for nodes without a key."""
+"""The state with which a new coordinator starts, and its wait for nodes without a key."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ def stored(state: State, incarnation: str = "before") -> list[KeyValue]:
     return [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
 
 
-def test_where_nothing_is_kept_a_new_coordinator_begins() -> None:
-    assert takeover_from([], {ONE.number}, "", KEYS, SETTINGS) == Takeover("", State(), 0, 0, 0)
-
-
-@pytest.mark.parametrize(("nodes", "met"), [({ONE.number, OTHER.number}, ""), ({OTHER.number}, "before")])
-def test_what_is_kept_is_gone_on_with_where_one_of_its_nodes_lives_or_was_ours(nodes: set[int], met: str) -> None:
-    found = takeover_from(stored(RUNNING), nodes, met, KEYS, SETTINGS)
-    assert found == Takeover("before", RUNNING, 5, 17, 99)
+@pytest.mark.parametrize(
+    ("values", "nodes", "met", "found"),
+    [
+        ([], {ONE.number}, "", Takeover("", State(), 0, 0, 0)),
+        (stored(RUNNING), {ONE.number, OTHER.number}, "", Takeover("before", RUNNING, 5, 17, 99)),
+        (stored(RUNNING), {OTHER.number}, "before", Takeover("before", RUNNING, 5, 17, 99)),
+    ],
+    ids=["nothing stored", "one of its nodes lives", "we were one of its nodes"],
+)
+def test_a_stored_state_is_continued(values: list[KeyValue], nodes: set[int], met: str, found: Takeover) -> None:
+    assert takeover_from(values, nodes, met, KEYS, SETTINGS) == found
 
 
 @pytest.mark.parametrize(("left", "hold"), [(RUNNING, recovery_timeout(SETTINGS)), (ENDED, 0.0), (State(), 0.0)])
-def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still_come_back(
-    left: State, hold: float
-) -> None:
-    """Its leases may have ended because etcd was away; where it had ended itself, there is nobody to wait for."""
+def test_the_state_of_an_earlier_launch_is_dropped(left: State, hold: float) -> None:
+    """The nodes of a running job may still return, if its leases ended only because etcd was away."""
     found = takeover_from(stored(left), {OTHER.number}, "another", KEYS, SETTINGS)
     assert found == Takeover("", State(restart_delay=hold), 5, 17, 99, forgets=True)
 
 
 @pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 0 y", b"rallypoint-etcd-2 x 1 0 damaged"])
-def test_what_another_has_written_is_not_read(value: bytes) -> None:
+def test_foreign_states_are_refused(value: bytes) -> None:
     kvs = [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
     with pytest.raises(RendezvousStateError, match="/x/job/state"):
         takeover_from(kvs, {ONE.number}, "", KEYS, SETTINGS)
 
 
-def test_a_short_lease_leaves_time_to_send_a_packet_again() -> None:
+def test_a_short_lease_leaves_time_for_retransmissions() -> None:
     assert min_absence(SETTINGS) == SETTINGS.lease / 3
     assert min_absence(SETTINGS._replace(lease=0.5)) == MIN_ABSENCE
 
@@ -75,7 +76,7 @@ def gone(seat: int) -> WatchEvent:
     return WatchEvent("delete", KeyValue(KEYS.seat(seat), b"", 0, 0, 0, 0))
 
 
-def test_who_has_lost_its_key_is_lost_once_when_its_time_is_over() -> None:
+def test_a_node_without_a_key_is_lost_once_after_its_time() -> None:
     presence = Presence([kv(ONE), kv(OTHER, 1)])
     assert presence.wake_at == math.inf
     presence.change([gone(0)], 5.0)
@@ -86,45 +87,39 @@ def test_who_has_lost_its_key_is_lost_once_when_its_time_is_over() -> None:
     assert presence.wake_at == math.inf
 
 
-def test_who_has_a_key_again_is_not_lost() -> None:
+def test_a_node_with_another_key_is_not_lost() -> None:
     presence = Presence([kv(ONE)])
     presence.change([gone(0)], 5.0)
     presence.change([WatchEvent("put", kv(ONE, 1))], 6.0)
     assert not presence.overdue(7.0)
     assert presence.nodes == {ONE.number}
-
-
-def test_a_node_whose_seat_another_has_is_awaited_like_one_whose_key_is_gone() -> None:
-    presence = Presence([kv(ONE)])
-    presence.change([WatchEvent("put", kv(ONE))], 4.0)
-    assert presence.wake_at == math.inf
-    presence.change([WatchEvent("put", kv(OTHER))], 5.0)
-    assert presence.overdue(5.0) == {ONE.number}
-
-
-def test_who_has_two_keys_and_loses_one_is_there() -> None:
     presence = Presence([kv(ONE), kv(ONE, 1)])
     presence.change([gone(0)], 5.0)
     assert presence.wake_at == math.inf
 
 
-def test_a_new_coordinator_gives_those_who_have_just_lost_their_key_a_moment() -> None:
-    presence = Presence([kv(ONE), kv(OTHER, 1)])
-    presence.change([gone(0)], 5.0)
-    presence.change([gone(1)], 50.0)
-    presence.await_anew(since=40.0, until=60.0)
-    assert presence.wake_at == 60.0
-    assert presence.overdue(60.0) == {OTHER.number}, "the other one has done without a key for long"
-
-
-def test_what_is_read_again_tells_who_is_gone_and_who_is_there() -> None:
+def test_a_node_whose_seat_another_took_is_awaited() -> None:
+    presence = Presence([kv(ONE)])
+    presence.change([WatchEvent("put", kv(ONE))], 4.0)
+    assert presence.wake_at == math.inf
+    presence.change([WatchEvent("put", kv(OTHER))], 5.0)
+    assert presence.overdue(5.0) == {ONE.number}
     presence = Presence([kv(ONE), KeyValue(KEYS.candidates + b"odd", b"nobody", 1, 1, 1, 1)])
     presence.replace([kv(OTHER)], 5.0)
     assert presence.nodes == {OTHER.number}
     assert presence.overdue(5.0) == {ONE.number}
 
 
-def test_the_youngest_of_the_older_candidates_is_before_us() -> None:
+def test_a_new_coordinator_waits_a_moment_for_nodes_that_just_lost_their_keys() -> None:
+    presence = Presence([kv(ONE), kv(OTHER, 1)])
+    presence.change([gone(0)], 5.0)
+    presence.change([gone(1)], 50.0)
+    presence.await_anew(since=40.0, until=60.0)
+    assert presence.wake_at == 60.0
+    assert presence.overdue(60.0) == {OTHER.number}, "the other one lost its key long ago"
+
+
+def test_the_candidate_before_us_is_the_youngest_older_one() -> None:
     presence = Presence([kv(ONE, 2, created=7), kv(OTHER, 0, created=5)])
     assert presence.last_before(9) == kv(ONE, 2, created=7)
     assert presence.last_before(7) == kv(OTHER, 0, created=5)

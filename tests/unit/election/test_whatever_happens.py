@@ -1,4 +1,4 @@
-"""Any events, in any order, with three candidates: one leads in the end, and nothing is left of the job."""
+"""Any events in any order with three candidates: in the end one leads, and then nothing is left."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ def _answer(_cluster: Cluster, agent: Agent) -> None:
 
 
 def _time(cluster: Cluster, agent: Agent) -> None:
-    at = agent.election.wake_at
-    if at < math.inf:
-        cluster.world.run(max(cluster.now, at))
-        cluster.world.now = max(cluster.now, at)
+    if agent.election.wake_at < math.inf:
+        cluster.advance(max(cluster.now, agent.election.wake_at))
         agent.step(steps.Tick())
 
 
@@ -72,7 +70,7 @@ def turn(cluster: Cluster, agent: Agent, what: str) -> None:
 
 
 def check(cluster: Cluster) -> None:
-    """What holds after each turn."""
+    """Check the laws after each turn."""
     fenced = [
         agent
         for agent in cluster.agents
@@ -95,7 +93,7 @@ def check(cluster: Cluster) -> None:
         st.tuples(st.sampled_from([*["answer"] * 6, "hear", "hear", *TURNS, *TROUBLES]), st.integers(0, 2)), max_size=80
     )
 )
-def test_whatever_happens_one_leads_in_the_end_and_nothing_is_left(turns: list[tuple[str, int]]) -> None:
+def test_one_candidate_leads_in_the_end_and_nothing_is_left(turns: list[tuple[str, int]]) -> None:
     cluster = Cluster()
     for _ in range(3):
         cluster.add()
