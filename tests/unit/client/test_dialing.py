@@ -1,4 +1,4 @@
-"""How a node finds a control server by name: slow look-ups, and names with several addresses."""
+"""Dialing a control server by name: slow look-ups, and names with several addresses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import queue
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from logging.handlers import QueueHandler
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from rallypoint.control.client.dialing import Dialer, DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.membership.state import NodeId, Settings, recovery_timeout
-from rallypoint.control.protocol.messages import Notification
+from tests.busy_port import busy_port
 from tests.ports import free_port
 from tests.unit.coordinator.sockets import serving
 
@@ -29,7 +29,7 @@ SETTINGS = Settings("job", 1, 1)
 
 
 class Resolving(asyncio.SelectorEventLoop):
-    """A loop on a machine whose resolver is slow, and knows a name by several addresses."""
+    """A loop with a slow resolver that has several addresses for a name."""
 
     def __init__(self, addresses: list[str]) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class Resolving(asyncio.SelectorEventLoop):
         self.looked_up = 0
         self.answer = asyncio.Event()
         self.connected: list[str] = []
-        """The addresses to which a connection was begun."""
+        """The dialed addresses."""
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         self.connected.append(address[0])
         await super().sock_connect(sock, address)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """Answers once it is told to."""
+        """Answer once `answer` is set."""
         if host != "control":
             return await super().getaddrinfo(host, port, **options)
         self.looked_up += 1
@@ -68,25 +68,7 @@ def served() -> Iterator[int]:
         yield server.port
 
 
-@contextmanager
-def silent(address: str, port: int) -> Iterator[None]:
-    """Whoever connects there gets no answer: the queue of a service that takes nobody is full."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(0)
-        while True:
-            caller = stack.enter_context(socket.socket())
-            caller.settimeout(0.2)
-            try:
-                caller.connect((address, port))
-            except TimeoutError:
-                break
-        yield
-
-
-def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_look_up_serves_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialing, "_LOOK_UP", 0.05)
     with served() as port:
 
@@ -102,20 +84,8 @@ def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeyp
         assert play(["127.0.0.1"], script) == 1
 
 
-def test_a_look_up_has_time_of_its_own() -> None:
-    with served() as port:
-
-        async def script(loop: Resolving) -> None:
-            dialer = dialer_to(port)
-            loop.call_later(1.5, loop.answer.set)
-            session = await dialer.dial(1.0)
-            session.writer.close()
-
-        play(["127.0.0.1"], script)
-
-
-def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
-    with served() as port, silent("127.0.0.2", port):
+def test_all_addresses_are_tried_and_silent_ones_last() -> None:
+    with served() as port, busy_port("127.0.0.2", port):
 
         async def script(loop: Resolving) -> None:
             loop.answer.set()
@@ -130,8 +100,8 @@ def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
         play(["127.0.0.2", "127.0.0.1"], script)
 
 
-def test_an_attempt_that_is_cut_short_at_a_silent_address_goes_on_with_the_next() -> None:
-    with served() as port, silent("127.0.0.2", port):
+def test_a_cancelled_attempt_continues_with_the_next_address() -> None:
+    with served() as port, busy_port("127.0.0.2", port):
 
         async def script(loop: Resolving) -> None:
             loop.answer.set()
@@ -146,58 +116,44 @@ def test_an_attempt_that_is_cut_short_at_a_silent_address_goes_on_with_the_next(
         play(["127.0.0.2", "127.0.0.1"], script)
 
 
-def test_when_no_address_answers_each_is_named() -> None:
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_failed_attempts_name_all_addresses(is_silent: bool) -> None:
     port = free_port()
 
-    async def script(loop: Resolving) -> str:
+    async def script(loop: Resolving) -> OSError:
         loop.answer.set()
         with pytest.raises(OSError, match="127") as caught:
             await dialer_to(port).dial(0.2)
-        return str(caught.value)
+        return caught.value
 
-    with silent("127.0.0.2", port):
-        sentence = play(["127.0.0.2", "127.0.0.1"], script)
-    assert "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: Connection refused" in sentence
+    with busy_port("127.0.0.2", port) if is_silent else nullcontext():
+        error = play(["127.0.0.2", "127.0.0.1"], script)
+    assert isinstance(error, ConnectionRefusedError) != is_silent, "a refusal if all addresses refuse"
+    first = "127.0.0.2 does not answer a TCP connection" if is_silent else "Connection refused"
+    assert f"127.0.0.2: {first}; 127.0.0.1: Connection refused" in str(error)
 
 
-def test_a_server_that_does_not_answer_is_told_of_before_the_attempt_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_logged_during_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialing, "_CONNECT_FIRST", 1000.0)  # the first attempt outlasts this test
-    port = free_port()
-    told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+    endpoint = Endpoint("127.0.0.2", free_port())
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handler = QueueHandler(lines)
     logging.getLogger("rallypoint").addHandler(handler)
-    with silent("127.0.0.2", port):
-        link = TcpLink(
-            FixedEndpoint(DialTarget(Endpoint("127.0.0.2", port))),
-            SETTINGS,
-            NodeId("", 1, 0),
-            told.put,
-            Deadline.after(1000.0),
-        )
+    with busy_port(*endpoint):
+        place = FixedEndpoint(DialTarget(endpoint))
+        link = TcpLink(place, SETTINGS, NodeId("", 1, 0), lambda _notice: None, Deadline.after(1000.0))
         try:
             line = lines.get(timeout=50.0).getMessage()  # an attempt ends after 60 s in any case
         finally:
             logging.getLogger("rallypoint").removeHandler(handler)
             link.close()
     assert line.startswith(
-        f"waiting for the control plane at 127.0.0.2:{port} (127.0.0.2 does not answer a TCP connection); check "
+        f"waiting for the control plane at {endpoint} (127.0.0.2 does not answer a TCP connection); check "
         "--rdzv-endpoint, and that the node that hosts it has started; giving up in "
     )
 
 
-def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
-    port = free_port()
-
-    async def script(loop: Resolving) -> None:
-        loop.answer.set()
-        with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2: .*127\.0\.0\.1: "):
-            await dialer_to(port).dial(5.0)
-
-    play(["127.0.0.2", "127.0.0.1"], script)
-
-
 @pytest.mark.parametrize("lease", [0.5, 1.0, 3.0, 60.0])
-def test_a_server_that_seems_busy_is_left_before_another_one_takes_this_node_for_lost(lease: float) -> None:
+def test_a_node_leaves_a_busy_server_before_it_is_lost_elsewhere(lease: float) -> None:
     settings = Settings("job", 1, 2, lease=lease)
     assert 0.0 < dialing.patience(settings) <= min(12.0, recovery_timeout(settings) - 2.0)

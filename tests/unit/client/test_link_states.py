@@ -1,12 +1,14 @@
-"""The states of a link (the table of `tcp_link`): who ends a session, with which word, and what ends for good."""
+"""The states of a link (the table in `tcp_link`): how sessions end, and what ends the link."""
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -32,6 +34,7 @@ from rallypoint.control.protocol.messages import (
     LinkOpened,
     LinkUp,
     NextStore,
+    NodeReport,
     NodesWaiting,
     Notification,
     SessionEnded,
@@ -40,6 +43,7 @@ from rallypoint.failures.cause import Cause
 from tests.unit.coordinator.sockets import SocketNode
 from tests.waiting import until
 
+N = TypeVar("N", bound=Notification)
 TIMEOUT = 60.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
@@ -47,7 +51,7 @@ JOIN = JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT)
 
 
 class Moving(FixedEndpoint):
-    """A place that changes, or cannot be known any more."""
+    """An endpoint that moves or cannot be resolved any more."""
 
     error: HandshakeError | None = None
 
@@ -57,8 +61,12 @@ class Moving(FixedEndpoint):
         return self.target
 
 
+def kinds(notifications: list[Notification]) -> list[type]:
+    return [type(notification) for notification in notifications]
+
+
 class Meeting:
-    """A link, and the coordinator that it dials: a socket on which the test itself answers."""
+    """A link, and the port that it dials, on which the test answers."""
 
     def __init__(self, deliver: Callable[[Notification], None] | None = None) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -90,16 +98,17 @@ class Meeting:
             return False
         return True
 
-    def waits_for(self, kind: type) -> Notification:
-        until(lambda: any(isinstance(notification, kind) for notification in self.delivered))
-        return next(notification for notification in self.delivered if isinstance(notification, kind))
+    def waits_for(self, kind: type[N]) -> N:
+        """The first notification of a kind."""
+        until(lambda: any(isinstance(notice, kind) for notice in self.delivered))
+        return next(notice for notice in self.delivered if isinstance(notice, kind))
 
 
 class Session(SocketNode):
     """The coordinator's end of a session."""
 
     def requests(self) -> list[object]:
-        """What the node sends until it closes the connection, without heartbeats."""
+        """The node's requests until the connection closes, without heartbeats."""
         found: list[object] = []
         while True:
             try:
@@ -121,42 +130,41 @@ def meeting(deliver: Callable[[Notification], None] | None = None) -> Iterator[M
                 connection.close()
 
 
-def tag_of(kind: type) -> int:
-    return codec._TAGS[kind]
+@contextmanager
+def opened() -> Iterator[tuple[Meeting, Session]]:
+    with meeting() as job:
+        yield job, job.welcomes()
 
 
 def garbled(kind: type) -> bytes:
     """A message of this kind whose fields are nonsense."""
-    return frame(msgspec.msgpack.encode((tag_of(kind), "nonsense")))
+    return frame(msgspec.msgpack.encode((codec._TAGS[kind], "nonsense")))
 
 
-def test_a_notification_that_cannot_be_read_ends_the_link_and_is_not_fetched_again() -> None:
-    with meeting() as job:
-        session = job.welcomes()
+def test_an_unreadable_notification_ends_the_link() -> None:
+    with opened() as (job, session):
         session.made.sendall(garbled(JobEnded))
         lost = job.waits_for(LinkLost)
-        assert isinstance(lost, LinkLost)
         assert "sent a message that this node cannot read: Expected `array`, got `str`" in lost.detail
         (leave,) = session.requests()
         assert leave == LeaveRequest(why=lost.detail), "the coordinator is told why"
         assert not job.is_dialed_again()
-        assert [type(notification) for notification in job.delivered] == [LinkOpened, LinkLost]
+        assert kinds(job.delivered) == [LinkOpened, LinkLost]
 
 
-def test_an_expendable_notification_that_cannot_be_read_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    with meeting() as job, caplog.at_level(logging.WARNING, "rallypoint"):
-        session = job.welcomes()
+def test_an_unreadable_expendable_notification_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    with opened() as (job, session), caplog.at_level(logging.WARNING, "rallypoint"):
         session.made.sendall(garbled(NodesWaiting))
         session.says(NodesWaiting(0, 1))
         assert job.waits_for(NodesWaiting) == NodesWaiting(0, 1)
-        assert [type(notification) for notification in job.delivered] == [LinkOpened, NodesWaiting]
+        assert kinds(job.delivered) == [LinkOpened, NodesWaiting]
     assert (
         "a NodesWaiting message was dropped because it could not be read (Expected `array`, got `str`)"
         in caplog.messages
     )
 
 
-def test_an_error_of_the_node_s_own_does_not_pass_for_a_broken_connection() -> None:
+def test_an_error_of_the_receiver_ends_the_link() -> None:
     delivered: list[Notification] = []
 
     def deliver(notification: Notification) -> None:
@@ -176,33 +184,35 @@ def test_an_error_of_the_node_s_own_does_not_pass_for_a_broken_connection() -> N
         assert not job.is_dialed_again()
 
 
-def test_a_request_that_cannot_be_sent_ends_the_session_too() -> None:
-    with meeting() as job:
-        session = job.welcomes()
+def test_a_request_that_cannot_be_sent_ends_the_link() -> None:
+    with opened() as (job, session):
+        job.link.send(NodeReport(0, output_ages=(math.nan,)))  # it is dropped, since the job does not need it
+        job.link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))  # its text is cleaned
         for _ in range(2):
             job.link.send(Fail(0, CAUSE, 1 << 40))
         lost = job.waits_for(LinkLost)
-        assert isinstance(lost, LinkLost)
-        assert session.requests() == [LeaveRequest(why=lost.detail)]
+        assert lost.detail == (
+            "this node's message to the control plane cannot be sent: a Fail whose max_restarts is 1099511627776 is "
+            "refused; it must be from -1 to 2147483648"
+        )
+        cleaned = Fail(0, CAUSE._replace(host="half a pair: ?"), 1)
+        assert session.requests() == [cleaned, LeaveRequest(why=lost.detail)]
         assert not job.is_dialed_again()
-        assert [type(notification) for notification in job.delivered] == [LinkOpened, LinkLost], "once"
+        assert kinds(job.delivered) == [LinkOpened, LinkLost], "once"
 
 
-def test_a_session_that_the_server_ends_is_over_with_its_word() -> None:
-    with meeting() as job:
-        session = job.welcomes()
+def test_a_session_ends_with_the_server_s_reason() -> None:
+    with opened() as (job, session):
         session.says(SessionEnded("its node opened another one"))
         down = job.waits_for(LinkDown)
-        assert isinstance(down, LinkDown)
         assert down.detail.endswith("was lost (its node opened another one)")
         assert session.requests() == [], "it is not told to leave"
         job.welcomes()
-        assert isinstance(job.waits_for(LinkUp), LinkUp)
+        job.waits_for(LinkUp)
 
 
-def test_a_session_that_the_server_ends_for_good_is_the_last() -> None:
-    with meeting() as job:
-        session = job.welcomes()
+def test_a_permanent_end_of_a_session_ends_the_link() -> None:
+    with opened() as (job, session):
         session.says(SessionEnded("go away", is_permanent=True))
         lost = job.waits_for(LinkLost)
         assert lost == LinkLost(f"the control plane at {job.place} ended the session of this node: go away")
@@ -210,10 +220,9 @@ def test_a_session_that_the_server_ends_for_good_is_the_last() -> None:
         assert not job.is_dialed_again()
 
 
-def test_a_session_stays_open_when_it_cannot_be_known_where_the_next_one_would_be() -> None:
+def test_a_session_survives_an_endpoint_that_cannot_be_resolved() -> None:
     errors: list[object] = []
-    with meeting() as job:
-        session = job.welcomes()
+    with opened() as (job, session):
         loop = job.link._loop.loop
         loop.set_exception_handler(lambda _loop, context: errors.append(context))
         job.place.error = HandshakeError("etcd needs a password")
@@ -225,9 +234,8 @@ def test_a_session_stays_open_when_it_cannot_be_known_where_the_next_one_would_b
     assert not errors
 
 
-def test_a_link_that_is_closed_during_a_cut_sends_what_the_cut_has_held_back() -> None:
-    with meeting() as job:
-        session = job.welcomes()
+def test_a_link_closed_during_a_cut_sends_its_requests() -> None:
+    with opened() as (job, session):
         session.says(FaultRequested("u@h", Fault.CUT, -1, TIMEOUT))
         job.waits_for(FaultRequested)
         until(lambda: job.link._state is LinkState.CUT)
@@ -236,7 +244,7 @@ def test_a_link_that_is_closed_during_a_cut_sends_what_the_cut_has_held_back() -
         assert session.requests() == [NextStore(0, 7001), LeaveRequest()]
 
 
-def test_a_link_follows_its_control_plane_only_after_a_cut() -> None:
+def test_a_link_follows_its_control_plane_after_a_cut() -> None:
     with meeting() as job:
         session, began = job.welcomes(), time.monotonic()
         session.says(FaultRequested("u@h", Fault.CUT, -1, 0.4))
@@ -249,7 +257,7 @@ def test_a_link_follows_its_control_plane_only_after_a_cut() -> None:
         job.welcomes()
 
 
-def test_the_states_of_a_link_from_its_first_session_to_its_end() -> None:
+def test_link_states() -> None:
     with meeting() as job:
         states = [job.link._state]
         job.link.send(JOIN)
@@ -268,10 +276,4 @@ def test_the_states_of_a_link_from_its_first_session_to_its_end() -> None:
         job.link.send(Fail(0, CAUSE, 1 << 40))
         job.link.close()
         assert states == [LinkState.DIALING, LinkState.OPEN]
-        assert [type(notification) for notification in job.delivered] == [
-            LinkOpened,
-            JoinRefused,
-            LinkDown,
-            LinkUp,
-            JobEnded,
-        ]
+        assert kinds(job.delivered) == [LinkOpened, JoinRefused, LinkDown, LinkUp, JobEnded]

@@ -1,4 +1,4 @@
-"""A node whose sessions end right after they are opened: it pauses before the next one, and gives up in time."""
+"""Sessions that end right after they open: pauses before the next one, and giving up in time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client import dialing
 from rallypoint.control.client.dialing import LIVED, ClientSession, DialTarget, FixedEndpoint, Redialer
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.codec import frame
-from rallypoint.control.protocol.messages import JoinRequest, LinkDown, LinkLost, LinkUp
-from tests.unit.coordinator.sockets import serving
+from rallypoint.control.protocol.messages import LinkDown, LinkLost, LinkUp
+from tests.unit.coordinator.sockets import on_loop, serving
 from tests.unit.coordinator.test_control import Node
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ SETTINGS = Settings("job", 1, 1)
 
 
 class Pauses:
-    """A redialer whose every attempt succeeds, and the pauses that it made before them."""
+    """A redialer whose attempts all succeed, and its pauses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.redialer = Redialer(FixedEndpoint(DialTarget(Endpoint("h", 1))), SETTINGS, NodeId("h", 1, 0))
@@ -44,41 +44,37 @@ class Pauses:
         self.made.append(self.redialer._delay)
 
     async def open(self, remaining: float = math.inf) -> float:
-        """Open a session; returns the pause before it."""
+        """Open a session. Returns the pause before it."""
         self.made.clear()
         await self.redialer.open(lambda: remaining)
         return sum(self.made)
 
 
-def test_the_pauses_grow_until_a_session_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        pauses = Pauses(monkeypatch)
-        assert await pauses.open() == 0.0
-        found = []
-        for _ in range(12):
-            pauses.redialer.session_ended(0.02, "it closed the connection")
-            found.append(await pauses.open())
-        assert found[0] == 0.05
-        assert found == sorted(found)
-        assert found[-1] == 1.0
-        pauses.redialer.session_ended(LIVED, "")
-        assert await pauses.open() == 0.0, "what has lived is followed at once"
-
-    asyncio.run(run())
-
-
-def test_sessions_that_do_not_live_do_not_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        pauses = Pauses(monkeypatch)
+@on_loop
+async def test_the_pauses_grow_until_a_session_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = Pauses(monkeypatch)
+    assert await pauses.open() == 0.0
+    found = []
+    for _ in range(12):
         pauses.redialer.session_ended(0.02, "it closed the connection")
-        with pytest.raises(TimeoutError, match="it closed the connection"):
-            await pauses.open(remaining=0.0)
-        assert pauses.dialed == 0
+        found.append(await pauses.open())
+    assert found[0] == 0.05
+    assert found == sorted(found)
+    assert found[-1] == 1.0
+    pauses.redialer.session_ended(LIVED, "")
+    assert await pauses.open() == 0.0, "no pause after a long session"
 
-    asyncio.run(run())
+
+@on_loop
+async def test_brief_sessions_end_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = Pauses(monkeypatch)
+    pauses.redialer.session_ended(0.02, "it closed the connection")
+    with pytest.raises(TimeoutError, match="it closed the connection"):
+        await pauses.open(remaining=0.0)
+    assert pauses.dialed == 0
 
 
-def test_a_session_that_is_refused_for_a_message_is_the_last_one() -> None:
+def test_a_refused_message_ends_the_link() -> None:
     with serving(Dispatcher(Settings("job", 2, 2))) as server:
         node = Node(Endpoint("127.0.0.1", server.port))
         node.join()
@@ -95,23 +91,23 @@ def test_a_session_that_is_refused_for_a_message_is_the_last_one() -> None:
         node.link.close()
 
 
-def test_sessions_that_end_at_once_are_counted_for_the_log() -> None:
+def test_brief_sessions_are_counted() -> None:
     with serving(Dispatcher(Settings("job", 2, 2))) as server:
         node = Node(Endpoint("127.0.0.1", server.port))
-        node.link.send(JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
+        node.join()
         for number in range(1, 4):
             until(lambda: node.link._session is not None)
             (connection,) = server.connections
             server._loop.call(connection.abort)
-            down, up = node.hears(), node.hears()
-            assert isinstance(down, LinkDown)
-            assert isinstance(up, LinkUp)
-            assert (down.brief, up.brief) == (number, number)
+            for kind in (LinkDown, LinkUp):
+                notice = node.hears()
+                assert isinstance(notice, kind)
+                assert notice.brief == number
         node.link.close()
 
 
 class MovingEndpoint(FixedEndpoint):
-    """A coordinator that another one replaces."""
+    """The endpoint of a coordinator that is replaced."""
 
     place = DialTarget(Endpoint("frozen", 1))
 
@@ -119,31 +115,28 @@ class MovingEndpoint(FixedEndpoint):
         return self.place
 
 
-def test_an_attempt_at_a_coordinator_that_was_replaced_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine is frozen, and its kernel takes all that is sent to it."""
+@on_loop
+async def test_dialing_a_replaced_coordinator_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine is frozen, and its kernel still accepts data."""
+    endpoint = MovingEndpoint(MovingEndpoint.place)
+    redialer = Redialer(endpoint, SETTINGS, NodeId("h", 1, 0))
+    dialed: list[str] = []
 
-    async def run() -> None:
-        endpoint = MovingEndpoint(MovingEndpoint.place)
-        redialer = Redialer(endpoint, SETTINGS, NodeId("h", 1, 0))
-        dialed: list[str] = []
+    async def dial() -> ClientSession:
+        redialer.target = endpoint.place
+        dialed.append(endpoint.place.endpoint.host)
+        if endpoint.place.endpoint.host == "frozen":
+            await asyncio.Event().wait()
+        return ClientSession.__new__(ClientSession)
 
-        async def dial() -> ClientSession:
-            redialer.target = endpoint.place
-            dialed.append(endpoint.place.endpoint.host)
-            if endpoint.place.endpoint.host == "frozen":
-                await asyncio.Event().wait()
-            return ClientSession.__new__(ClientSession)
-
-        monkeypatch.setattr(redialer, "_dial", dial)
-        opening = asyncio.ensure_future(redialer.open(lambda: math.inf))
-        await asyncio.sleep(0.05)
-        redialer.recheck_endpoint()
-        await asyncio.sleep(0.05)
-        assert dialed == ["frozen"], "it is still the coordinator"
-        endpoint.place = DialTarget(Endpoint("elected", 1))
-        redialer.recheck_endpoint()
-        async with asyncio.timeout(5.0):
-            await opening
-        assert dialed == ["frozen", "elected"]
-
-    asyncio.run(run())
+    monkeypatch.setattr(redialer, "_dial", dial)
+    opening = asyncio.ensure_future(redialer.open(lambda: math.inf))
+    await asyncio.sleep(0.05)
+    redialer.recheck_endpoint()
+    await asyncio.sleep(0.05)
+    assert dialed == ["frozen"], "it is still the coordinator"
+    endpoint.place = DialTarget(Endpoint("elected", 1))
+    redialer.recheck_endpoint()
+    async with asyncio.timeout(5.0):
+        await opening
+    assert dialed == ["frozen", "elected"]

@@ -1,4 +1,4 @@
-"""An attacker between a node and the coordinator, who sees, changes, repeats, drops and adds frames."""
+"""An attacker between a node and the coordinator reads, changes, repeats, drops and adds frames."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.secrets import Secret, new_secret, token
-from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ManyJobs
-from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings
+from rallypoint.control.membership.state import Close, NodeInfo, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.handshake import Challenge, Welcome
 from rallypoint.control.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
-from tests.unit.coordinator.sockets import Heard, serving
+from tests.unit.coordinator.sockets import TIMEOUT, Heard, linked, serving
 
-TIMEOUT = 120.0
 JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 SECRET = Secret((new_secret(),))
 
 Change = Callable[[bytes, int, int], list[bytes]]
-"""A frame, whether it goes to the node (1) or from it (0), and how many went that way before: what is passed on."""
+"""Takes a frame, whether it goes to the node (1) or from it (0), and its number. Returns the frames to pass on."""
 
 
 def as_it_is(payload: bytes, _to_node: int, _number: int) -> list[bytes]:
@@ -38,15 +34,15 @@ def as_it_is(payload: bytes, _to_node: int, _number: int) -> list[bytes]:
 
 
 class Between:
-    """Passes on what a `Change` makes of each frame of one connection after the other."""
+    """Changes the frames of one connection after another."""
 
     def __init__(self, port: int, change: Change) -> None:
         self._target = Endpoint("127.0.0.1", port)
         self._change = change
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint(*self._listener.getsockname())
+        self.port: int = self._listener.getsockname()[1]
         self.ended = threading.Event()
-        """Set when a connection to the coordinator has ended."""
+        """Set when a connection to the coordinator ends."""
         self._open: list[socket.socket] = [self._listener]
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
@@ -77,13 +73,13 @@ class Between:
             self.ended.set()
 
     def close(self) -> None:
-        for each in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(TIMEOUT)
-        for each in self._open:
-            each.close()
+        for connection in self._open:
+            connection.close()
 
 
 @contextmanager
@@ -94,97 +90,91 @@ def between(change: Change, key: bytes | None) -> Iterator[Between]:
 
 
 @contextmanager
-def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
+def joining(port: int, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
     told = Heard()
-    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), job, NodeId("", 1, 0), told.take, Deadline.after(TIMEOUT))
-    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
-    try:
+    with linked(port, job, told.take, key=key) as link:
+        link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
         yield told
-    finally:
-        link.close()
 
 
 KEY = SECRET.keys("job")[0]
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
-def test_who_only_passes_on_is_not_noticed(key: bytes | None) -> None:
-    with between(as_it_is, key) as middle, linked(middle.endpoint, key) as told:
+def test_passing_frames_on_is_not_noticed(key: bytes | None) -> None:
+    with between(as_it_is, key) as middle, joining(middle.port, key) as told:
         assert isinstance(told.get(timeout=TIMEOUT), Placed)
 
 
 def close_added(payload: bytes, to_node: int, number: int) -> list[bytes]:
-    """After the node's join, the frame by which anybody could end a job."""
+    """Add a request that ends the job after the node's join."""
     return [payload, codec.encode(Close())] if not to_node and number == 2 else [payload]
 
 
 def test_without_a_secret_an_added_frame_ends_the_job() -> None:
-    """What a secret is for; if this fails, the test below proves nothing."""
-    with between(close_added, None) as middle, linked(middle.endpoint, None) as told:
+    """If this fails, the test below proves nothing."""
+    with between(close_added, None) as middle, joining(middle.port, None) as told:
         assert isinstance(told.get(timeout=TIMEOUT), Placed)
         assert isinstance(told.get(timeout=TIMEOUT), JobEnded)
 
 
-def repeated(payload: bytes, to_node: int, number: int) -> list[bytes]:
-    return [payload, payload] if not to_node and number == 2 else [payload]
-
-
-def left_out(payload: bytes, to_node: int, number: int) -> list[bytes]:
-    return [] if not to_node and number == 2 else [payload]
-
-
-def changed(payload: bytes, to_node: int, number: int) -> list[bytes]:
-    return [payload[:-1] + bytes([payload[-1] ^ 1])] if not to_node and number == 2 else [payload]
+def to_coordinator(change: Callable[[bytes], list[bytes]]) -> Change:
+    """Change the node's join."""
+    return lambda payload, to_node, number: change(payload) if not to_node and number == 2 else [payload]
 
 
 def sent_back(payload: bytes, to_node: int, number: int) -> list[bytes]:
-    """The coordinator's first word in the session comes twice to the node."""
+    """Repeat the coordinator's first message of the session."""
     return [payload, payload] if to_node and number == 2 else [payload]
 
 
-@pytest.mark.parametrize("change", [close_added, repeated, changed, sent_back])
-def test_a_frame_added_repeated_or_changed_ends_the_connection_and_not_the_job(change: Change) -> None:
-    with between(change, KEY) as middle, linked(middle.endpoint, KEY) as told:
+@pytest.mark.parametrize(
+    "change",
+    [
+        close_added,
+        to_coordinator(lambda payload: [payload, payload]),
+        to_coordinator(lambda payload: [payload[:-1] + bytes([payload[-1] ^ 1])]),
+        to_coordinator(lambda _payload: []),
+        sent_back,
+    ],
+    ids=["added", "repeated", "changed", "left out", "sent back"],
+)
+def test_a_manipulated_frame_ends_the_connection_and_not_the_job(change: Change) -> None:
+    with between(change, KEY) as middle, joining(middle.port, KEY) as told:
         while not isinstance(notice := told.get(timeout=TIMEOUT), LinkDown):
             assert not isinstance(notice, JobEnded)
         assert middle.ended.wait(TIMEOUT)
 
 
-def test_a_frame_left_out_is_missed_at_the_next() -> None:
-    with between(left_out, KEY) as middle, linked(middle.endpoint, KEY) as told:
-        assert isinstance(told.get(timeout=TIMEOUT), LinkDown)  # the next heartbeat does not fit
-
-
 def greeting_changed(payload: bytes, to_node: int, number: int) -> list[bytes]:
-    """Another job's name in the Hello, of the same length."""
+    """Put another job's name, of the same length, into the Hello."""
     return [payload.replace(b"job", b"jab", 1)] if not to_node and number == 0 else [payload]
 
 
-def test_a_greeting_that_was_changed_proves_nothing() -> None:
+def test_a_changed_greeting_is_refused() -> None:
     with (
         serving(ManyJobs(), SECRET.keys) as server,
         contextlib.closing(Between(server.port, greeting_changed)) as middle,
-        linked(middle.endpoint, KEY) as told,
+        joining(middle.port, KEY) as told,
     ):
         lost = told.get(timeout=TIMEOUT)
         assert isinstance(lost, LinkLost)
         assert "RALLYPOINT_SECRET" in lost.detail
 
 
-def test_the_token_of_one_job_opens_no_other() -> None:
+def test_a_token_is_valid_for_one_job() -> None:
     mine = Secret((token(SECRET, "job"),))
     with serving(ManyJobs(), SECRET.keys) as server:
-        endpoint = Endpoint("127.0.0.1", server.port)
-        with linked(endpoint, mine.keys("job")[0]) as told:
+        with joining(server.port, mine.keys("job")[0]) as told:
             assert isinstance(told.get(timeout=TIMEOUT), Placed)
         other = JOB._replace(run_id="other")
-        with linked(endpoint, mine.keys("other")[0], other) as told:
+        with joining(server.port, mine.keys("other")[0], other) as told:
             assert isinstance(told.get(timeout=TIMEOUT), LinkLost)
 
 
 @pytest.mark.parametrize("skips_challenge", [False, True])
-def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_challenge: bool) -> None:
-    """It greets and welcomes whoever comes, as a host in the middle that took over the address would."""
+def test_a_server_without_the_secret_is_refused_and_learns_nothing(skips_challenge: bool) -> None:
+    """It greets and welcomes every node, like a host that took over the address."""
     listener = socket.create_server(("127.0.0.1", 0))
     seen: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     welcome = codec.encode(Welcome(3.0, "server-0"))
@@ -208,7 +198,7 @@ def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_ch
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with listener, linked(Endpoint(*listener.getsockname()), KEY) as told:
+    with listener, joining(listener.getsockname()[1], KEY) as told:
         lost = told.get(timeout=TIMEOUT)
         assert isinstance(lost, LinkLost)
         assert ("unexpected" if skips_challenge else "could not prove") in lost.detail

@@ -1,4 +1,4 @@
-"""One side accepts what the other can send: one table checks the users' numbers and those in messages."""
+"""One table limits the numbers of users and those in messages, so that each side accepts what the other sends."""
 
 from __future__ import annotations
 
@@ -23,18 +23,11 @@ from rallypoint.rendezvous.params import RendezvousParameters
 
 VALUES: dict[str, Any] = Settings("j", 1, 1)._asdict()
 OPTIONS = [name for name, value in VALUES.items() if type(value) in {int, float}]
-"""The numbers that all nodes send to one another."""
+"""The numbers in the settings."""
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--max-restarts=3000000000",
-        "--nproc-per-node=65537",
-        "--nnodes=1:65537",
-    ],
-)
-def test_a_flag_whose_number_no_other_node_would_accept_is_refused(argument: str) -> None:
+@pytest.mark.parametrize("argument", ["--max-restarts=3000000000", "--nproc-per-node=65537", "--nnodes=1:65537"])
+def test_flags_out_of_range_are_refused(argument: str) -> None:
     def launched(*arguments: str) -> None:
         config, _, _ = config_from_options(parse([*arguments, "s.py"], {}), {})
         RendezvousParameters("c10d", "h:1", "job", config.min_nodes, config.max_nodes)
@@ -49,7 +42,7 @@ OF_OTHERS = {"min_nodes", "max_nodes", "restart_window", "restarts_in_window"}
 
 
 @pytest.mark.parametrize("name", [each for each in OPTIONS if each not in OF_OTHERS])
-def test_an_option_whose_number_no_other_node_would_accept_is_refused(name: str) -> None:
+def test_options_out_of_range_are_refused(name: str) -> None:
     def settings(value: Any) -> Settings:
         return settings_of(RendezvousParameters("c10d", "h:1", "job", 1, 65536, **{name: value}))
 
@@ -60,14 +53,14 @@ def test_an_option_whose_number_no_other_node_would_accept_is_refused(name: str)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_number_that_no_option_can_have_is_refused_on_receipt(name: str) -> None:
+def test_settings_out_of_range_are_refused_on_receipt(name: str) -> None:
     least, most = NUMBERS[name]
     for value in (least - 1, most + 1):
         with pytest.raises(ValidationError, match=name):
             validated(Settings(**(VALUES | {name: value})))
 
 
-def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:
+def test_ranks_out_of_range_are_refused() -> None:
     with pytest.raises(UsageError, match="node rank 65536 is out of range; the maximum is 65535"):
         rank_hint(RendezvousParameters("c10d", "h:1", "job", 1, 65536, rank=65536))
     assert rank_hint(RendezvousParameters("c10d", "h:1", "job", 1, 65536, rank=65535)) == 65535
@@ -77,7 +70,7 @@ def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:
     "request_",
     [CollectCommand("a@b", CollectKind.LOGS, (), 1 << 40), ResizeCommand("a@b", 1, 1 << 20)],
 )
-def test_what_no_control_plane_accepts_is_not_sent(request_: Any) -> None:
+def test_requests_out_of_range_are_not_sent(request_: Any) -> None:
     session = WatcherSession(DialTarget(Endpoint("h", 1)), "job")
     with pytest.raises(UsageError, match="is refused; it must be from"):
         session.send(request_)

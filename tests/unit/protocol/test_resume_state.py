@@ -1,21 +1,15 @@
-"""What a node repeats when its link is open again."""
+"""The requests that a node repeats in a new session."""
 
 from __future__ import annotations
 
 import math
-from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint
-from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
-from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.membership.state import (
     Fail,
-    NodeId,
     NodeInfo,
     NodeRanks,
     Reason,
@@ -30,11 +24,8 @@ from rallypoint.control.protocol.messages import (
     Heartbeat,
     JoinRequest,
     LeaveRequest,
-    LinkLost,
     NextStore,
-    NodeReport,
     NodesSucceeded,
-    Notification,
     Placed,
     Placement,
     Progress,
@@ -50,7 +41,7 @@ from rallypoint.control.protocol.resume_state import (
     requests_to_repeat,
     without_foreign_join,
 )
-from tests.unit.coordinator.test_control import CAUSE, TIMEOUT
+from tests.unit.coordinator.test_control import CAUSE
 
 MEMBER = NodeInfo("default", 1, "h", 7000)
 PLACEMENT = Placement(0, 0, 2, NodeRanks(0, 2, 0, 2), "h", 7000, 0)
@@ -62,7 +53,7 @@ def waiting(now: float = 0.0, timeout: float = 600.0) -> ResumeState:
 
 
 def timeouts(held: ResumeState, now: float) -> list[float]:
-    return [each.timeout for each in requests_to_repeat(held, now) if isinstance(each, JoinRequest)]
+    return [request.timeout for request in requests_to_repeat(held, now) if isinstance(request, JoinRequest)]
 
 
 def progress(*, spare: bool) -> Progress:
@@ -70,29 +61,33 @@ def progress(*, spare: bool) -> Progress:
 
 
 @pytest.mark.parametrize(("now", "left"), [(100.0, 500.0), (700.0, 0.0)])
-def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) -> None:
+def test_a_repeated_join_keeps_its_deadline(now: float, left: float) -> None:
     assert timeouts(waiting(), now) == [left]
     assert timeouts(after_notification(waiting(), progress(spare=False), 0.0), now) == [left]
     assert timeouts(waiting(timeout=math.inf), now) == [math.inf]
-
-
-def test_a_join_that_is_said_again_tells_how_long_it_has_waited() -> None:
-    (again,) = [each for each in requests_to_repeat(waiting(), 100.0) if isinstance(each, JoinRequest)]
+    (_, again) = requests_to_repeat(waiting(), 100.0)
+    assert isinstance(again, JoinRequest)
     assert (again.timeout, again.waited) == (500.0, 100.0)
-    held = after_request(ResumeState(), again, 200.0)  # by another agent's link, say
-    assert [each.waited for each in requests_to_repeat(held, 250.0) if isinstance(each, JoinRequest)] == [150.0]
+    held = after_request(ResumeState(), again, 200.0)  # by another agent's link
+    assert [request.waited for request in requests_to_repeat(held, 250.0) if isinstance(request, JoinRequest)] == [
+        150.0
+    ]
 
 
-def test_a_spare_waits_for_as_long_as_it_takes() -> None:
+def test_spares_wait_without_a_deadline() -> None:
     assert timeouts(after_notification(waiting(), progress(spare=True), 0.0), 7_000.0) == [600.0]
 
 
-def test_a_join_is_not_asked_of_a_second_coordinator() -> None:
-    assert without_foreign_join(waiting(), "a") == waiting()
-    assert without_foreign_join(waiting(), "b").join is None
+def test_another_coordinator_gets_neither_the_join_nor_the_next_store() -> None:
+    joins = waiting()
+    runs = after_request(after_notification(joins, Placed(PLACEMENT), 5.0), NextStore(0, 7100), 6.0)
+    for held in (joins, runs):
+        assert without_foreign_join(held, "a") == held
+    assert without_foreign_join(joins, "b").join is None
+    assert requests_to_repeat(without_foreign_join(runs, "b"), 6.0)[1:] == []
 
 
-def test_a_node_that_keeps_its_place_has_joined_by_that_with_the_store_that_it_has_told() -> None:
+def test_keeping_a_place_is_a_join_with_the_next_store() -> None:
     held = after_request(after_notification(waiting(), Placed(PLACEMENT), 5.0), NextStore(0, 7100), 6.0)
     assert requests_to_repeat(held, 6.0)[1:] == [NextStore(0, 7100)]
     held = after_notification(held, RoundEnded(RoundEnd(0, Reason.FAILURE, "h"), keeps_place=True), 100.0)
@@ -106,14 +101,8 @@ def test_a_node_that_keeps_its_place_has_joined_by_that_with_the_store_that_it_h
     assert requests_to_repeat(placed, 200.0)[1:] == []
 
 
-def test_where_the_next_store_is_no_second_coordinator_is_told() -> None:
-    held = after_request(after_notification(waiting(), Placed(PLACEMENT), 5.0), NextStore(0, 7100), 6.0)
-    assert without_foreign_join(held, "a") == held
-    assert requests_to_repeat(without_foreign_join(held, "b"), 6.0)[1:] == []
-
-
-def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> None:
-    """No worker runs meanwhile: without a limit, the agent would wait for ever where the control plane is gone."""
+def test_a_pending_confirmation_needs_the_coordinator() -> None:
+    """No worker runs meanwhile. Without a deadline the agent would wait forever for a lost control plane."""
     held = after_request(ResumeState(), ConfirmRequest(1), 0.0)
     assert requests_to_repeat(held, 0.0) == [ConfirmRequest(1)]
     assert give_up_at(held, 10.0, Settings("job", 1, 2, join_timeout=600.0)) == 610.0
@@ -125,15 +114,15 @@ def test_a_place_that_is_to_be_confirmed_needs_the_coordinator_until_it_is() -> 
         assert ConfirmRequest(2) not in requests_to_repeat(told, 0.0)
 
 
-def test_a_confirmation_of_the_number_of_a_round_drops_nothing_else() -> None:
+def test_a_confirmation_drops_only_its_request() -> None:
     """As tuples, `Succeed(2)` and `ConfirmRequest(2)` are equal."""
     held = after_request(ResumeState(placement=PLACEMENT._replace(round=2)), Succeed(2), 0.0)
     held = after_notification(after_request(held, ConfirmRequest(2), 0.0), Confirmed(2), 0.0)
     assert [type(each) for each in held.repeated_requests] == [Succeed]
 
 
-def test_a_coordinator_that_has_not_answered_yet_is_not_the_one_that_knows() -> None:
-    """What was sent at the beginning of its session may have been lost."""
+def test_a_coordinator_counts_as_met_once_it_has_answered() -> None:
+    """The first requests of its session may have been lost."""
     held = after_notification(waiting(), Heartbeat(), 0.0)
     held = without_foreign_join(held, "b")._replace(opened="b")
     assert requests_to_repeat(held, 0.0)[0] == ResumeRequest("a", MEMBER)
@@ -141,26 +130,8 @@ def test_a_coordinator_that_has_not_answered_yet_is_not_the_one_that_knows() -> 
     assert requests_to_repeat(waiting(), 0.0)[0] == ResumeRequest("a", MEMBER, joining=True)
 
 
-def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() -> None:
-    told: SimpleQueue[Notification] = SimpleQueue()
-    settings = Settings("job", 1, 1, join_timeout=20.0)
-    link = TcpLink(
-        FixedEndpoint(DialTarget(Endpoint("127.0.0.1", 1))), settings, NodeId("h", 1, 0), told.put, Deadline.after(20.0)
-    )
-    link.send(NodeReport(0, output_ages=(math.nan,)))  # nothing that the job needs
-    link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))  # its text is cleaned
-    link.send(Fail(0, CAUSE, 1 << 40))
-    notice = told.get(timeout=TIMEOUT)
-    assert isinstance(notice, LinkLost)
-    assert notice.detail == (
-        "this node's message to the control plane cannot be sent: a Fail whose max_restarts is 1099511627776 is "
-        "refused; it must be from -1 to 2147483648"
-    )
-    link.close()
-
-
 @pytest.mark.parametrize("done", [False, True])
-def test_a_node_that_leaves_says_so_to_the_next_coordinator_too(done: bool) -> None:
+def test_leaving_is_repeated_to_the_next_coordinator(done: bool) -> None:
     held = after_notification(waiting(), Placed(PLACEMENT), 5.0)
     held = after_request(held, Succeed(0) if done else Fail(0, CAUSE, 3), 6.0)
     held = after_request(held, LeaveRequest(why="drained by ann"), 7.0)
@@ -184,7 +155,7 @@ SETTINGS = Settings("job", 1, 4, join_timeout=600.0)
         (((1, 3),), False, math.inf),  # its own workers run
     ],
 )
-def test_how_long_a_node_waits_for_a_coordinator_whose_node_may_have_finished(
+def test_the_wait_for_a_coordinator_depends_on_finished_nodes(
     known: tuple[tuple[int, int], ...], own: bool, until: float
 ) -> None:
     place = PLACEMENT._replace(round=2, group_rank=0, group_world_size=4, control_rank=3)
@@ -204,7 +175,7 @@ def test_how_long_a_node_waits_for_a_coordinator_whose_node_may_have_finished(
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6), st.integers(0, 12))
-def test_ranges_of_a_stranger_are_as_long_as_the_world(ranges: list[tuple[int, int]], size: int) -> None:
+def test_foreign_ranges_are_bounded(ranges: list[tuple[int, int]], size: int) -> None:
     found = list(ranks_in(ranges, size))
     assert len(found) == len(set(found)) <= size
     assert set(found) <= {rank for first, last in ranges for rank in range(first, last + 1)} & set(range(size))

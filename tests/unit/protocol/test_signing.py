@@ -18,7 +18,7 @@ def pair(key: bytes = KEY, transcript: bytes = b"greeting") -> tuple[Signers, Si
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=200)), max_size=20))
-def test_frames_of_both_directions_arrive_as_they_were(frames: list[tuple[bool, bytes]]) -> None:
+def test_signed_frames_are_verified_in_both_directions(frames: list[tuple[bool, bytes]]) -> None:
     node, coordinator = pair()
     for from_node, payload in frames:
         sender, receiver = (node, coordinator) if from_node else (coordinator, node)
@@ -26,7 +26,7 @@ def test_frames_of_both_directions_arrive_as_they_were(frames: list[tuple[bool, 
 
 
 @given(st.binary(max_size=50), st.integers(0, 10**6), st.integers(0, 7))
-def test_a_changed_bit_is_seen(payload: bytes, place: int, bit: int) -> None:
+def test_a_changed_bit_is_detected(payload: bytes, place: int, bit: int) -> None:
     node, coordinator = pair()
     signed = bytearray(node.outgoing.sign(payload))
     signed[place % len(signed)] ^= 1 << bit
@@ -34,7 +34,7 @@ def test_a_changed_bit_is_seen(payload: bytes, place: int, bit: int) -> None:
         coordinator.incoming.verify(bytes(signed))
 
 
-def test_a_frame_repeated_left_out_or_sent_back_is_seen() -> None:
+def test_repeated_missing_and_returned_frames_are_detected() -> None:
     node, coordinator = pair()
     first = node.outgoing.sign(b"first")
     assert coordinator.incoming.verify(first) == b"first"
@@ -48,18 +48,18 @@ def test_a_frame_repeated_left_out_or_sent_back_is_seen() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * (SIGNATURE_SIZE - 1), b"x" * SIGNATURE_SIZE])
-def test_what_has_no_signature_is_refused(data: bytes) -> None:
+def test_frames_without_a_signature_are_refused(data: bytes) -> None:
     with pytest.raises(SignatureError):
         pair()[1].incoming.verify(data)
 
 
-def test_another_key_or_another_greeting_gives_other_signatures() -> None:
+def test_signatures_depend_on_the_key_and_the_greeting() -> None:
     for node in (pair(key=os.urandom(32))[0], pair(transcript=b"another")[0]):
         with pytest.raises(SignatureError):
             pair()[1].incoming.verify(node.outgoing.sign(b"x"))
 
 
-def test_a_proof_is_of_one_key_and_one_greeting() -> None:
+def test_proofs_depend_on_the_key_and_the_greeting() -> None:
     transcript, old = transcript_of(b"hello", b"challenge"), os.urandom(32)
     given_proof = proof(old, transcript)
     assert proven_key((KEY, old), transcript, given_proof) == old
