@@ -1,4 +1,4 @@
-"""Random lives of jobs, for property tests of the pure modules: hypothesis draws events, the coordinator decides."""
+"""Random lives of jobs, for property tests of the coordinator."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ CAUSE = Cause(0, 0, "host", 1, 1, "boom", "", 0.0, "")
 
 @dataclass
 class Life:
-    """A job as its nodes see it: what each was told last, and everything that was ever told."""
+    """A job as its nodes see it: all placements, and the current one of each session."""
 
     settings: Settings
     now: float = 0.0
     sessions: dict[int, int] = field(default_factory=dict)
     placements: dict[int, Placement] = field(default_factory=dict)
     rolls: dict[int, dict[int, Placement]] = field(default_factory=dict)
-    """Round to what each session was told of it."""
+    """Placements by round and session."""
     joined: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     count: int = 0
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings)
-        self.budget = self.settings.min_nodes - 1  # from none to two, so that jobs fail often enough to see it
+        self.budget = self.settings.min_nodes - 1  # 0 to 2, so that jobs fail often enough
         self.states: list[State] = [self.coordinator.state]
 
     def happen(self, what: str, node: int, number: int) -> None:
-        """Let one thing happen, if it can."""
+        """Handle an event, if it is possible."""
         session = self.sessions.get(node)
         if what == "open" and session is None:
             self.count += 1
@@ -103,7 +103,7 @@ class Life:
             request = requests.get(what)
             before = self.coordinator.state
             sends = [] if request is None else self.coordinator.receive(session, request, self.now).messages
-            assert what != "stale" or self.coordinator.state is before, "a report of a round that is over did something"
+            assert what != "stale" or self.coordinator.state is before, "a report of an ended round had an effect"
         self._hear(sends)
 
     def _wait(self, seconds: float) -> None:

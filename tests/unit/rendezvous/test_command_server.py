@@ -1,4 +1,4 @@
-"""The server for commands to a job without other nodes: if it cannot start, the job does not need it."""
+"""The server for commands to a job without other nodes, which the job does not need."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def phase_at(server: CommandServer) -> str:
     return asyncio.run(ask())
 
 
-def test_it_serves_from_the_first_call_on(server: CommandServer, dispatcher: Dispatcher) -> None:
+def test_a_server_starts_with_the_first_call(server: CommandServer, dispatcher: Dispatcher) -> None:
     server.serve()
     server.serve()
     assert phase_at(server) == "waiting"
@@ -54,27 +54,18 @@ def test_it_serves_from_the_first_call_on(server: CommandServer, dispatcher: Dis
     server.serve()
 
 
-def test_without_a_loop_nothing_else_is_lost(
-    server: CommandServer, dispatcher: Dispatcher, timer: TimerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks = dispatcher.on_change
-
-    def refuse() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as lacking:
-        lacking.setattr(loop_module, "_new_event_loop", refuse)
-        with pytest.raises(LoopError, match="Too many open files"):
-            server.serve()
-    assert dispatcher.on_change == ticks, "the pause before a restart still ends"
-    assert not timer._closed
-    assert shared_loop().loop.is_running(), "it is another one"
-    server.serve()
-    assert phase_at(server) == "waiting"
-
-
-def test_without_a_descriptor_for_connections_nothing_else_is_lost(
-    server: CommandServer, dispatcher: Dispatcher, timer: TimerThread, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [((loop_module, "_new_event_loop"), "Too many open files"), ((connection, "Connections"), "limit of open files")],
+    ids=["no loop", "no connections"],
+)
+def test_the_job_survives_a_server_that_cannot_start(
+    place: tuple[object, str],
+    error: str,
+    server: CommandServer,
+    dispatcher: Dispatcher,
+    timer: TimerThread,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ticks = dispatcher.on_change
 
@@ -82,10 +73,11 @@ def test_without_a_descriptor_for_connections_nothing_else_is_lost(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as lacking:
-        lacking.setattr(connection, "Connections", refuse)
-        with pytest.raises(LoopError, match="limit of open files"):
+        lacking.setattr(*place, refuse)
+        with pytest.raises(LoopError, match=error):
             server.serve()
-    assert dispatcher.on_change == ticks
+    assert dispatcher.on_change == ticks, "the pause before a restart still ends"
     assert not timer._closed
+    assert shared_loop().loop.is_running()
     server.serve()
     assert phase_at(server) == "waiting"

@@ -1,4 +1,4 @@
-"""A handler's events of its rendezvous: who gets them, on which thread, and that they harm nothing."""
+"""A handler's rendezvous events: their receiver and thread, and that errors harm nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.rendezvous.test_elastic import handler, handlers, meet
 
 
 class Kept(logging.Handler):
-    """Keeps events, with the threads on which they came."""
+    """Records events and their threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class Kept(logging.Handler):
         self.threads.add(threading.current_thread().name)
 
     def said(self) -> list[tuple[NodeState, int | None, str]]:
-        """State, rank and the last words of each."""
-        return [(each.node_state, each.rank, each.message.partition("' ")[2]) for each in self.events]
+        """State, rank and last words of the events."""
+        return [(event.node_state, event.rank, event.message.partition("' ")[2]) for event in self.events]
 
 
 @pytest.fixture(name="kept")
@@ -44,7 +44,7 @@ def _kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     event_handlers._loggers.pop(RENDEZVOUS, None)
 
 
-def test_two_rounds_on_the_thread_of_who_asks(kept: Kept) -> None:
+def test_events_of_two_rounds_on_the_calling_thread(kept: Kept) -> None:
     node = handler("c10d", "localhost:0", 1)
     ports = [info.master_port for info in (node.next_rendezvous().bootstrap_store_info for _ in range(2)) if info]
     assert node.shutdown()
@@ -56,52 +56,23 @@ def test_two_rounds_on_the_thread_of_who_asks(kept: Kept) -> None:
         (running, None, "removed itself from the participants of round 0 of the rendezvous 'job'."),
         (running, 0, "has joined round 1 of the rendezvous 'job' as rank 0 in a world of size 1."),
     ]
-    assert [each.node_state for each in kept.events].count(NodeState.INIT) == 1, "who hosts the control plane says so"
+    assert [each.node_state for each in kept.events].count(NodeState.INIT) == 1, (
+        "only from the host of the control plane"
+    )
     assert [each.master_endpoint for each in kept.events if each.rank == 0] == [f"127.0.0.1:{port}" for port in ports]
     assert {each.run_id for each in kept.events} == {"job"}
     assert kept.threads == {threading.current_thread().name}
 
 
-def test_each_handler_of_a_process_has_a_number(kept: Kept) -> None:
+def test_handlers_of_a_process_are_numbered_and_learn_of_ended_rounds(kept: Kept) -> None:
     with handlers("c10d", f"127.0.0.1:{free_port()}", 2) as made:
         meet(made)
-    joined = [each for each in kept.events if each.rank is not None]
-    assert sorted(each.rank or 0 for each in joined) == [0, 1]
-    assert len({each.local_id for each in joined}) == 2
-    for each in joined:
-        assert each.message.startswith(f"The node '{each.hostname}_{each.pid}_{each.local_id}' has joined")
-
-
-def test_a_failure_is_told_once_with_its_trace(kept: Kept) -> None:
-    port = free_port()
-    node = handler("c10d", f"localhost:{port}", 2, join_timeout=1)
-    with pytest.raises(RendezvousTimeoutError):
-        node.next_rendezvous()
-    node.shutdown()
-    (failed,) = [each for each in kept.events if each.node_state is NodeState.FAILED]
-    assert failed.message.startswith(
-        f"RendezvousTimeoutError: the rendezvous of job 'job' at localhost:{port} did not complete"
-    )
-    assert failed.message in failed.error_trace
-
-
-def test_a_handler_that_fails_costs_a_log_line(
-    kept: Kept, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_record: logging.LogRecord) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(kept, "emit", broken)
-    node = handler("c10d", "localhost:0", 1)
-    assert node.next_rendezvous().rank == 0
-    assert node.shutdown()
-    assert "the disk is full" in caplog.text
-
-
-def test_a_round_that_is_over_leaves_no_way_but_to_the_next() -> None:
-    """Who has a loop of their own and only asks how many nodes wait hears of it so."""
-    with handlers("c10d", f"127.0.0.1:{free_port()}", 2) as made:
-        meet(made)
+        joined = [event for event in kept.events if event.rank is not None]
+        assert sorted(event.rank or 0 for event in joined) == [0, 1]
+        assert len({event.local_id for event in joined}) == 2
+        for event in joined:
+            assert event.message.startswith(f"The node '{event.hostname}_{event.pid}_{event.local_id}' has joined")
+        # A program with its own loop may only poll the number of waiting nodes.
         first, second = made
         assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
         over = threading.Event()
@@ -112,3 +83,30 @@ def test_a_round_that_is_over_leaves_no_way_but_to_the_next() -> None:
         second.listen(None)
         meet(made)
         assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
+
+
+def test_a_timeout_is_one_event_with_its_trace(kept: Kept) -> None:
+    port = free_port()
+    node = handler("c10d", f"localhost:{port}", 2, join_timeout=1)
+    with pytest.raises(RendezvousTimeoutError, match=r"1 of 2 nodes had joined \(.*\), 1 was missing") as raised:
+        node.next_rendezvous()
+    node.shutdown()
+    assert "all nodes were started with the same --rdzv-endpoint, --nnodes and --rdzv-id" in str(raised.value)
+    (failed,) = [event for event in kept.events if event.node_state is NodeState.FAILED]
+    assert failed.message.startswith(
+        f"RendezvousTimeoutError: the rendezvous of job 'job' at localhost:{port} did not complete"
+    )
+    assert failed.message in failed.error_trace
+
+
+def test_a_failing_event_handler_costs_a_log_line(
+    kept: Kept, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_record: logging.LogRecord) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(kept, "emit", broken)
+    node = handler("c10d", "localhost:0", 1)
+    assert node.next_rendezvous().rank == 0
+    assert node.shutdown()
+    assert "the disk is full" in caplog.text

@@ -17,7 +17,7 @@ def _params(**config: Any) -> RendezvousParameters:
 
 
 @given(st.lists(st.tuples(_SIDE, _SIDE | st.just("b=c")), min_size=1), st.sampled_from(["", " ", "\t "]))
-def test_conf_is_read_back_as_it_was_written(pairs: list[tuple[str, str]], blank: str) -> None:
+def test_conf_is_parsed_as_written(pairs: list[tuple[str, str]], blank: str) -> None:
     text = ",".join(f"{blank}{key}{blank}={blank}{value}{blank}" for key, value in pairs)
     assert parse_rdzv_conf(text) == dict(pairs)
 
@@ -30,15 +30,6 @@ def test_conf_without_key_or_value_is_refused(text: str, named: str) -> None:
     with pytest.raises(UserError, match="write") as caught:
         parse_rdzv_conf(text)
     assert named in str(caught.value)
-
-
-@given(st.text())
-def test_any_conf_text_is_read_or_refused(text: str) -> None:
-    try:
-        options = parse_rdzv_conf(text)
-    except UserError:
-        return
-    assert all(key and value and "," not in key + value for key, value in options.items())
 
 
 @pytest.mark.parametrize(
@@ -59,26 +50,27 @@ def test_as_int(value: object, number: int | None) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", "", "2.0", "0x10", [1], float("inf"), float("nan")])
-def test_what_is_no_int_is_named(value: object) -> None:
+def test_invalid_ints_are_named(value: object) -> None:
     with pytest.raises(UserError, match="join_timeout=") as caught:
         _params(join_timeout=value).get_as_int("join_timeout")
     assert repr(value) in str(caught.value)
 
 
-@given(st.sampled_from(["1", "true", "t", "yes", "y"]), st.sampled_from(["0", "false", "f", "no", "n"]), st.data())
-def test_as_bool_ignores_case(yes: str, no: str, data: st.DataObject) -> None:
-    shout = data.draw(st.sampled_from([str.upper, str.lower, str.title]))
-    assert _params(k=shout(yes)).get_as_bool("k") is True
-    assert _params(k=shout(no)).get_as_bool("k") is False
-
-
-@pytest.mark.parametrize(("value", "flag"), [(True, True), (False, False), (1, True), (0, False), (None, None)])
-def test_as_bool_of_other_types(value: object, flag: bool | None) -> None:
-    assert _params(k=value).get_as_bool("k", True) is flag
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        (["1", "true", "T", "Yes", "y", True, 1], True),
+        (["0", "false", "F", "No", "n", False, 0], False),
+        ([None], None),
+    ],
+)
+def test_as_bool(values: list[object], flag: bool | None) -> None:
+    assert [_params(k=value).get_as_bool("k") for value in values] == [flag] * len(values)
 
 
 @pytest.mark.parametrize("value", [2, -1, "", " true ", "on", "2", 1.0])
-def test_what_is_no_bool_is_named(value: object) -> None:
+def test_invalid_bools_are_named(value: object) -> None:
     with pytest.raises(UserError, match="is_host="):
         _params(is_host=value).get_as_bool("is_host")
     assert _params().get_as_bool("is_host", False) is False
+    assert _params(is_host=None).get_as_bool("is_host", True) is None

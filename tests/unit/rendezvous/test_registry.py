@@ -27,44 +27,33 @@ def another(params: RendezvousParameters) -> RendezvousHandler:
 
 
 @pytest.mark.parametrize("name", ["c10d", "static", "etcd", "etcd-v2"])
-def test_ours(name: str) -> None:
+def test_our_backends(name: str) -> None:
     handler = get_rendezvous_handler(params(name))
     assert handler.get_backend() == name
     assert handler.shutdown()
 
 
-def test_registering() -> None:
+def test_registered_backends() -> None:
     registry = RendezvousHandlerRegistry()
     registry.register("counting", counting)
     registry.register("counting", counting)  # the same again is no mistake
+    registry.register("mine", counting)
+    registry.register("late", "no_such_module:factory")  # it costs nothing until it is used
     assert registry.create_handler(params("counting")).get_run_id() == "job"
     with pytest.raises(UserError, match="'counting' is already registered"):
         registry.register("counting", another)
     with pytest.raises(UserError, match="must not be empty"):
         registry.register("", counting)
-
-
-def test_a_name_costs_nothing_until_it_is_used() -> None:
-    registry = RendezvousHandlerRegistry()
-    registry.register("late", "no_such_module:factory")
-    with pytest.raises(ImportError, match="no_such_module"):
-        registry.create_handler(params("late"))
-
-
-def test_a_handler_that_goes_by_another_name() -> None:
-    registry = RendezvousHandlerRegistry()
-    registry.register("mine", counting)
     with pytest.raises(RuntimeError, match="'mine' reports the name 'counting'"):
         registry.create_handler(params("mine"))
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ImportError, match="no_such_module"):
+        registry.create_handler(params("late"))
     with pytest.raises(UserError, match=r"'zookeeper' is unknown; choose one of .*c10d.*static"):
         get_rendezvous_handler(params("zookeeper"))
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """A package as pip would leave it, with an entry point `counting`."""
+    """Install a package with an entry point `counting`, as pip does."""
     (folder / "visiting_backend.py").write_text(code)
     metadata = folder / "visiting_backend-1.0.dist-info"
     metadata.mkdir()
@@ -84,7 +73,7 @@ def test_a_backend_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("code", ["raise ImportError('a rare library')", "def offer(): raise OSError('no licence')"])
-def test_a_broken_plugin_is_a_warning_and_its_name_unknown(
+def test_a_broken_plug_in_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: str
 ) -> None:
     install(tmp_path, monkeypatch, code)
@@ -103,10 +92,8 @@ def test_a_broken_plugin_is_a_warning_and_its_name_unknown(
         ("c10d", "--rdzv-endpoint", 1, ""),  # one node is enough, and it knows the port
     ],
 )
-def test_a_port_that_other_nodes_cannot_know_is_refused_where_the_job_needs_them(
-    backend: str, flag: str, least: int, refused: str
-) -> None:
-    """They would wait for one another until the join timeout."""
+def test_a_port_unknown_to_required_nodes_is_refused(backend: str, flag: str, least: int, refused: str) -> None:
+    """The nodes would wait for one another until the join timeout."""
     parameters = RendezvousParameters(backend, "127.0.0.1:0", "job", least, 2, rank=0)
     parameters.endpoint_flag = flag
     if not refused:

@@ -1,4 +1,4 @@
-"""The shared-state link over a backend with other writers: the same rendezvous, without a server."""
+"""The link over a shared state: the same rendezvous without a server, with several writers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rallypoint.control.membership.state import (
     Outcome,
     Reason,
     Refusal,
+    RoundEnd,
     Settings,
     State,
     Succeed,
@@ -33,12 +34,15 @@ from rallypoint.control.protocol.messages import (
     NodeReport,
     Notification,
     Placed,
+    Placement,
+    Progress,
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.shared_state import RendezvousBackend, SharedStateLink
 from tests.unit.coordinator.test_coordinator_laws import lived
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS
+from tests.waiting import until
 
 TIMEOUT = 120.0
 CAUSE = Cause(0, 0, "host", 1, 1, "boom", "", 0.0, "")
@@ -56,7 +60,7 @@ class Memory:
 
 
 class MemoryBackend(RendezvousBackend):
-    """A backend as a third party would write it. Every third write finds that somebody was faster."""
+    """A backend as a third party would write it. A clumsy one loses every third race."""
 
     def __init__(self, memory: Memory, clumsy: bool = False) -> None:
         self._memory = memory
@@ -66,7 +70,7 @@ class MemoryBackend(RendezvousBackend):
         self.read_token = 0
 
     def be_late(self) -> None:
-        """Have the next write find that somebody was faster."""
+        """Lose the race of the next write."""
         self._writes = 2
 
     @property
@@ -106,7 +110,7 @@ class MemoryBackend(RendezvousBackend):
 
 
 class Node:
-    """One link over the memory, and what it was told."""
+    """A link over the memory, and its notifications."""
 
     def __init__(self, memory: Memory, job: Settings, name: str, clumsy: bool = False) -> None:
         self.told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
@@ -119,10 +123,23 @@ class Node:
     def hears(self) -> Notification:
         return self.told.get(timeout=TIMEOUT)
 
-    def placed(self) -> Placed:
+    def refused(self) -> Progress:
+        """The progress with which its join timed out."""
+        notice = self.hears()
+        assert isinstance(notice, JoinRefused), notice
+        assert notice.refusal is Refusal.TIMEOUT
+        assert notice.progress is not None
+        return notice.progress
+
+    def ended(self) -> RoundEnd:
+        notice = self.hears()
+        assert isinstance(notice, RoundEnded), notice
+        return notice.end
+
+    def placed(self) -> Placement:
         notice = self.hears()
         assert isinstance(notice, Placed), notice
-        return notice
+        return notice.placement
 
 
 def job(low: int, high: int | None = None, **times: float) -> Settings:
@@ -130,23 +147,24 @@ def job(low: int, high: int | None = None, **times: float) -> Settings:
     return Settings("job", low, high or low, keep_alive_max_attempt=3, counts_heartbeats=True, **times)  # type: ignore[arg-type]
 
 
-def test_who_loses_a_race_pauses_for_a_random_time_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("longest", [0.0, 0.5])
+def test_lost_races_are_followed_by_random_pauses_if_configured(
+    longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[tuple[float, float]] = []
 
-    def uniform(least: float, longest: float) -> float:
-        pauses.append((least, longest))
+    def uniform(least: float, most: float) -> float:
+        pauses.append((least, most))
         return 0.0
 
     monkeypatch.setattr("random.uniform", uniform)
-    for longest in (0.0, 0.5):
-        memory = Memory()
-        with nodes(memory, job(1, cas_backoff_max_seconds=longest), "a", clumsy=True) as (node,):
-            node.backend.be_late()
-            node.join()
-            node.placed()
-        assert memory.lost_races
-        assert pauses == [(0, longest)] * len(pauses)
-        assert len(pauses) == (memory.lost_races if longest else 0)
+    memory = Memory()
+    with nodes(memory, job(1, cas_backoff_max_seconds=longest), "a", clumsy=True) as (node,):
+        node.backend.be_late()
+        node.join()
+        node.placed()
+    assert memory.lost_races
+    assert pauses == [(0, longest)] * (memory.lost_races if longest else 0)
 
 
 @contextmanager
@@ -157,11 +175,10 @@ def nodes(memory: Memory, settings: Settings, names: str, clumsy: bool = False) 
     finally:
         for node in made:
             node.link.close()
-        assert "rallypoint-shared-state" not in {thread.name for thread in threading.enumerate()}
+        assert not {"rallypoint-shared-state", "rallypoint-watch"} & {thread.name for thread in threading.enumerate()}
 
 
-def test_the_end_of_a_job_concerns_only_who_was_ever_in_it() -> None:
-    """Who comes later is refused, and not told how a job has ended that was never its own."""
+def test_a_node_that_was_never_in_the_job_is_refused() -> None:
     memory = Memory()
     memory.blob = encode_state(State(closed=True, verdict=Verdict(Outcome.SUCCEEDED)))
     with nodes(memory, job(1), "a") as (late,):
@@ -171,8 +188,7 @@ def test_the_end_of_a_job_concerns_only_who_was_ever_in_it() -> None:
         assert refused.refusal is Refusal.CLOSED
 
 
-def test_who_succeeded_and_was_taken_out_hears_how_it_goes_on() -> None:
-    """It has no place in the round any more, and waits for the others all the same."""
+def test_a_removed_node_that_succeeded_hears_of_the_next_round() -> None:
     memory = Memory()
     with nodes(memory, job(2), "ab") as (a, b):
         a.join()
@@ -183,34 +199,29 @@ def test_who_succeeded_and_was_taken_out_hears_how_it_goes_on() -> None:
         with memory.lock:
             assert memory.lock.wait_for(lambda: decode_state(memory.blob or b"").succeeded, TIMEOUT)
             state = decode_state(memory.blob or b"")
-            others = {each: held for each, held in state.participants.items() if each.addr == "b"}
-            memory.blob = encode_state(state._replace(participants=others))  # as of one that was silent for too long
+            others = {node: place for node, place in state.participants.items() if node.addr == "b"}
+            memory.blob = encode_state(state._replace(participants=others))  # as if `a` had been silent
             memory.token += 1
             memory.lock.notify_all()
             assert memory.lock.wait_for(lambda: a.backend.read_token == memory.token, TIMEOUT)
         b.link.send(Fail(0, CAUSE, 3))
-        told = a.hears()
-        assert isinstance(told, RoundEnded), told
-        assert told.end.reason is Reason.FAILURE
+        assert a.ended().reason is Reason.FAILURE
 
 
 @pytest.mark.parametrize("clumsy", [False, True], ids=["calm", "every third race lost"])
-def test_when_the_time_of_one_is_over_all_who_wait_are_told(clumsy: bool) -> None:
+def test_one_join_deadline_ends_the_wait_of_all(clumsy: bool) -> None:
     memory = Memory()
     with nodes(memory, job(3), "ab", clumsy) as (a, b):
         b.join()
         a.join(timeout=1.0)
         for node in (a, b):
-            refused = node.hears()
-            assert isinstance(refused, JoinRefused)
-            assert refused.refusal is Refusal.TIMEOUT
-            assert refused.progress is not None
-            assert (refused.progress.joined, refused.progress.gave_up_by) == (2, "a")
-        b.join(timeout=0.5)  # who asks again has its whole time, and is alone
-        refused = b.hears()
-        assert isinstance(refused, JoinRefused)
-        assert refused.progress is not None
-        assert (refused.progress.joined, refused.progress.gave_up_by) == (1, "b")
+            progress = node.refused()
+            assert (progress.joined, progress.gave_up_by) == (2, "a")
+        b.join(timeout=0.5)  # a new join has all its time, and is alone
+        progress = b.refused()
+        assert (progress.joined, progress.gave_up_by) == (1, "b")
+    assert memory.blob is not None
+    assert not decode_state(memory.blob).participants, "the joins are taken back"
 
 
 @pytest.mark.parametrize("clumsy", [False, True], ids=["calm", "every third race lost"])
@@ -219,72 +230,58 @@ def test_nodes_meet_fail_meet_again_and_succeed(clumsy: bool) -> None:
     with nodes(memory, job(3), "abc", clumsy) as (a, b, c):
         for node in (a, b, c):
             node.join()
-        places = [node.placed().placement for node in (a, b, c)]
-        assert [each.group_rank for each in places] == [0, 1, 2]
-        assert {each.store_address for each in places} == {"a"}
+        places = [node.placed() for node in (a, b, c)]
+        assert [place.group_rank for place in places] == [0, 1, 2]
+        assert {place.store_address for place in places} == {"a"}
         b.link.send(Fail(0, CAUSE, 1))
         for node in (a, b, c):
-            ended = node.hears()
-            assert isinstance(ended, RoundEnded)
-            assert ended.end.reason is Reason.FAILURE
+            assert node.ended().reason is Reason.FAILURE
             node.join()
-        assert [node.placed().placement.restarts for node in (a, b, c)] == [1, 1, 1]
+        assert [node.placed().restarts for node in (a, b, c)] == [1, 1, 1]
         for node in (a, b, c):
             node.link.send(Succeed(1))
         verdicts = [node.hears() for node in (a, b, c)]
-        assert all(isinstance(each, JobEnded) and each.verdict.outcome is Outcome.SUCCEEDED for each in verdicts)
+        assert all(isinstance(end, JobEnded) and end.verdict.outcome is Outcome.SUCCEEDED for end in verdicts)
     assert not clumsy or memory.lost_races > 3
 
 
-def test_a_node_whose_heartbeats_stand_still_is_taken_out_by_those_who_watch() -> None:
+def test_a_node_without_heartbeats_is_lost() -> None:
     memory = Memory()
     with nodes(memory, job(1, 2), "ab") as (a, b):
         a.join()
         b.join()
-        assert a.placed().placement.group_world_size == 2
+        assert a.placed().group_world_size == 2
         b.placed()
-        # b goes without a word: its thread ends and nobody sends heartbeats for it any more
-        b.link._ending.set()
+        b.link._ending.set()  # its thread ends without a request, and its heartbeats stop
         b.link._requests.put(None)
-        ended = a.hears()
-        assert isinstance(ended, RoundEnded)
-        assert ended.end.reason is Reason.LOST
+        assert a.ended().reason is Reason.LOST
         a.join()
-        assert a.placed().placement.group_world_size == 1
+        assert a.placed().group_world_size == 1
 
 
-def test_a_join_that_comes_to_nothing_is_taken_back() -> None:
+def test_a_backend_may_be_out_of_reach_at_the_start_and_at_the_end() -> None:
     memory = Memory()
-    with nodes(memory, job(2), "a") as (a,):
-        a.join(timeout=0.3)
-        refused = a.hears()
-        assert isinstance(refused, JoinRefused)
-        assert refused.refusal is Refusal.TIMEOUT
-    assert memory.blob is not None
-    assert not decode_state(memory.blob).participants
-
-
-def test_a_backend_out_of_reach_at_the_end_does_not_hold_up_the_close() -> None:
-    memory = Memory()
+    memory.down = True
     with nodes(memory, job(1), "a") as (a,):
         a.join()
+        memory.down = False
         a.placed()
         memory.down = True
 
 
-def test_a_state_of_somebody_else_is_refused_with_a_sentence() -> None:
+def test_foreign_states_are_refused() -> None:
     for blob in (b"\x80\x04\x95 a pickle", b"", b"rallypoint-state-2:\x93", b"rallypoint-state-10:"):
         with pytest.raises(RendezvousStateError, match="the shared rendezvous state"):
             decode_state(blob)
 
 
 @given(SETTINGS, EVENTS)
-def test_states_go_there_and_back(settings: Settings, events: list[tuple[str, int, int]]) -> None:
+def test_states_are_decoded_as_encoded(settings: Settings, events: list[tuple[str, int, int]]) -> None:
     for state in lived(settings, events).states:
         assert decode_state(encode_state(state)) == state
 
 
-def test_a_state_error_ends_the_link_with_its_sentence() -> None:
+def test_a_foreign_state_ends_the_link_and_its_watcher() -> None:
     memory = Memory()
     memory.blob, memory.token = b"something else", 1
     with nodes(memory, job(1), "a") as (a,):
@@ -292,18 +289,10 @@ def test_a_state_error_ends_the_link_with_its_sentence() -> None:
         lost = a.hears()
         assert isinstance(lost, LinkLost)
         assert "did not write" in lost.detail
+        until(lambda: "rallypoint-watch" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_what_was_asked_while_the_backend_was_away_is_done_when_it_is_back() -> None:
-    memory = Memory()
-    memory.down = True
-    with nodes(memory, job(1), "a") as (a,):
-        a.join()
-        memory.down = False
-        a.placed()
-
-
-def test_any_text_of_a_node_can_be_kept_and_a_number_that_cannot_ends_the_link() -> None:
+def test_texts_are_cleaned_and_numbers_out_of_range_end_the_link() -> None:
     memory = Memory()
     with nodes(memory, job(1), "a") as (node,):
         node.link.send(JoinRequest(NodeInfo("default", 1, "", 7000, program="caf\udce9.py"), 600.0))
