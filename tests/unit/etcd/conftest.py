@@ -1,4 +1,4 @@
-"""Clients of the real cluster, and a prefix that no other test uses."""
+"""Clients of the real cluster, and unique prefixes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _client(etcd: EtcdCluster) -> Iterator[EtcdClient]:
 
 @pytest.fixture(name="used")
 def _used(etcd: EtcdCluster, client: EtcdClient) -> Callable[[], Member]:
-    """Finds the member that `client` is connected to, which may be another after each request."""
+    """Finds the member that `client` is connected to. Each request may change it."""
 
     def find() -> Member:
         while (endpoint := client.connected_to) is None:

@@ -1,4 +1,4 @@
-"""Candidates on a real etcd, while their requests fail in one way each."""
+"""Candidates on a real etcd whose requests fail."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.shell import Candidate
 from rallypoint.control.election.steps import Effect, Event, Fence, Takeover
-from rallypoint.control.etcd.api import (
-    EtcdRefused,
-    EtcdUnreachable,
-    TxnResult,
-)
+from rallypoint.control.etcd.api import EtcdUnreachable, TxnResult
 from rallypoint.control.membership.state import NodeId, Settings, State
 from rallypoint.control.protocol.codec import encode_state
 from rallypoint.rendezvous.backends.options import control_listeners
@@ -46,7 +42,7 @@ def _keys(prefix: bytes) -> ElectionKeys:
 
 
 class Agent:
-    """A candidate, and what it knows of the coordinator."""
+    """A candidate, and its knowledge of the coordinator."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class Agent:
 
     def sees_a_coordinator(self) -> None:
         self.told.get(timeout=TIMEOUT)
-        while self.address.resolve() is None:  # it was told why there is none
+        while self.address.resolve() is None:  # the reason why there is none
             self.told.get(timeout=TIMEOUT)
 
 
@@ -72,7 +68,7 @@ class Agent:
 def standing(
     connect: Callable[[], EtcdClient],
     keys: ElectionKeys,
-    lease: float = 30.0,  # which nobody is to lose on a busy machine
+    lease: float = 30.0,  # long enough for a busy machine
     find_addresses: Callable[[], list[str]] = lambda: ["127.0.0.1"],
 ) -> Iterator[Agent]:
     agent = Agent(connect, keys, lease, find_addresses)
@@ -83,7 +79,7 @@ def standing(
         agent.candidate.close()
 
 
-def test_who_cannot_register_yet_waits_quietly(
+def test_a_candidate_that_cannot_register_waits(
     etcd: EtcdCluster, keys: ElectionKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[Event] = []
@@ -105,10 +101,8 @@ def test_who_cannot_register_yet_waits_quietly(
     assert tried[4] - tried[0] < 100, "it is not woken again and again between four requests"
 
 
-def test_an_etcd_that_takes_a_second_for_each_answer_has_a_coordinator_elected(
-    etcd: EtcdCluster, keys: ElectionKeys
-) -> None:
-    """A third of the lease; no member is given up for it, and the lease is kept alive during the takeover."""
+def test_a_slow_etcd_has_a_coordinator_elected(etcd: EtcdCluster, keys: ElectionKeys) -> None:
+    """No member is given up for it, and the lease is renewed during the takeover."""
     with (
         Relay(etcd.members[0].endpoint, delay=1.0) as relay,
         standing(lambda: EtcdClient([relay.endpoint], timeout_s=3.0), keys, lease=3.0) as agent,
@@ -116,50 +110,31 @@ def test_an_etcd_that_takes_a_second_for_each_answer_has_a_coordinator_elected(
         until(lambda: agent.candidate.is_leader)
 
 
-def test_what_nobody_foresaw_is_told_and_tried_again(
+def test_unexpected_errors_are_reported_and_retried(
     etcd: EtcdCluster, keys: ElectionKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Odd(EtcdClient):
-        odd = 1
+        errors = 1
 
         def lease_grant(self, *given: Any, **named: Any) -> int:
-            if Odd.odd:
-                Odd.odd -= 1
+            if Odd.errors:
+                Odd.errors -= 1
                 raise RuntimeError("can't start new thread")
             return super().lease_grant(*given, **named)
+
+    def connect() -> EtcdClient:
+        raise OSError(24, "Too many open files")
 
     with standing(lambda: Odd(etcd.endpoints), keys) as agent:
         until(lambda: "can't start new thread" in agent.address.unresolved_reason())
         agent.sees_a_coordinator()
     assert "can't start new thread" in caplog.text
-
-
-def test_who_cannot_even_begin_says_so(keys: ElectionKeys) -> None:
-    def connect() -> EtcdClient:
-        raise OSError(24, "Too many open files")
-
     with standing(connect, keys) as agent:
         agent.told.get(timeout=TIMEOUT)
         assert "Too many open files" in agent.address.unresolved_reason()
 
 
-def test_the_same_refusal_is_not_told_every_few_seconds(
-    etcd: EtcdCluster, keys: ElectionKeys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rallypoint.control.election.machine.LONG_PAUSE", 0.05)
-    asked = []
-
-    class Refused(EtcdClient):
-        def lease_grant(self, *given: Any, **named: Any) -> int:
-            asked.append(1)
-            raise EtcdRefused("etcd answered 'permission denied'")
-
-    with standing(lambda: Refused(etcd.endpoints), keys):
-        until(lambda: len(asked) > 20)
-    assert 0 < caplog.text.count("permission denied") < 3
-
-
-def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first(
+def test_addresses_are_found_again_once_etcd_s_name_is_known(
     etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys
 ) -> None:
     known = threading.Event()
@@ -180,26 +155,31 @@ def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first
         assert post.addresses == ("192.0.2.1",)
 
 
-def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys) -> None:
-    why: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def breaks(_number: int) -> None:
-        raise RuntimeError("nobody foresaw this")
-
-    made = client.put(keys.leader, b"")
-    journal = Journal(keys, Fence((keys.leader, made)), "me", Takeover("me", State(), 0, 0, 0))
-    writer = JournalWriter(client, journal, why.put)
-    writer.start(breaks)
-    writer.append(1, State(round=1), 1)
-    assert "nobody foresaw this" in why.get(timeout=TIMEOUT)
+@contextmanager
+def journal_writer(client: EtcdClient, keys: ElectionKeys, deposed: Callable[[str], None]) -> Iterator[JournalWriter]:
+    fence = Fence((keys.leader, client.put(keys.leader, b"")))
+    writer = JournalWriter(client, Journal(keys, fence, "me", Takeover("me", State(), 0, 0, 0)), deposed)
+    yield writer
     writer.close()
     client.delete(keys.root.encode(), prefix=True)
 
 
-def test_the_coordinator_does_not_wait_while_its_state_is_encoded(
+def test_an_error_of_the_journal_ends_the_lead(client: EtcdClient, keys: ElectionKeys) -> None:
+    why: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def breaks(_number: int) -> None:
+        raise RuntimeError("unexpected")
+
+    with journal_writer(client, keys, why.put) as writer:
+        writer.start(breaks)
+        writer.append(1, State(round=1), 1)
+        assert "unexpected" in why.get(timeout=TIMEOUT)
+
+
+def test_the_coordinator_does_not_wait_for_the_encoding_of_its_state(
     client: EtcdClient, keys: ElectionKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For 12,500 nodes that takes a tenth of a second, in which their heartbeats come."""
+    """With 12,500 nodes it takes a tenth of a second, in which their heartbeats arrive."""
     begun, may_end = threading.Event(), threading.Event()
 
     def encoding(state: State) -> bytes:
@@ -208,18 +188,14 @@ def test_the_coordinator_does_not_wait_while_its_state_is_encoded(
         return encode_state(state)
 
     monkeypatch.setattr(journal_module, "encode_state", encoding)
-    made = client.put(keys.leader, b"")
-    journal = Journal(keys, Fence((keys.leader, made)), "me", Takeover("me", State(), 0, 0, 0))
-    writer = JournalWriter(client, journal, lambda _why: None)
     written: queue.SimpleQueue[int] = queue.SimpleQueue()
-    writer.start(written.put)
-    writer.append(1, State(round=1), 1)
-    assert begun.wait(TIMEOUT)
-    appending = threading.Thread(target=writer.append, args=(2, State(round=2), 2), daemon=True)
-    appending.start()
-    appending.join(TIMEOUT)
-    assert not appending.is_alive(), "it waits for the encoding"
-    may_end.set()
-    assert [written.get(timeout=TIMEOUT) for _ in range(2)] == [1, 2]
-    writer.close()
-    client.delete(keys.root.encode(), prefix=True)
+    with journal_writer(client, keys, lambda _why: None) as writer:
+        writer.start(written.put)
+        writer.append(1, State(round=1), 1)
+        assert begun.wait(TIMEOUT)
+        appending = threading.Thread(target=writer.append, args=(2, State(round=2), 2), daemon=True)
+        appending.start()
+        appending.join(TIMEOUT)
+        assert not appending.is_alive(), "it waits for the encoding"
+        may_end.set()
+        assert [written.get(timeout=TIMEOUT) for _ in range(2)] == [1, 2]

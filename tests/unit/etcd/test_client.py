@@ -1,4 +1,4 @@
-"""Requests of the client, against a real cluster in good health."""
+"""Requests of the client to a healthy real cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_value_is_stored_changed_and_deleted(client: EtcdClient, prefix: bytes
     assert client.range(key).kvs == ()
 
 
-def test_a_prefix_has_what_begins_with_it_by_name(client: EtcdClient, prefix: bytes) -> None:
+def test_a_prefix_selects_keys_in_order(client: EtcdClient, prefix: bytes) -> None:
     for name in (b"b", b"a", b"a\xff", b"c"):
         client.put(prefix + name, name)
     client.put(prefix[:-1] + b"0", b"just behind it")
@@ -47,7 +47,7 @@ def test_a_prefix_has_what_begins_with_it_by_name(client: EtcdClient, prefix: by
     assert {kv.value for kv in client.range(b"", prefix=True).kvs} >= {b"b", b"c", b"just behind it"}
 
 
-def test_a_transaction_does_one_side_or_the_other(client: EtcdClient, prefix: bytes) -> None:
+def test_a_transaction_runs_one_branch(client: EtcdClient, prefix: bytes) -> None:
     key, other = prefix + b"k", prefix + b"other"
     absent = [Compare(key, "create_revision", "==", 0)]
     made = client.txn(absent, [Put(key, b"v"), Range(key), Delete(other)], [Range(key)])
@@ -60,13 +60,12 @@ def test_a_transaction_does_one_side_or_the_other(client: EtcdClient, prefix: by
     assert found.revision == made.revision
 
 
-def test_every_field_can_be_compared_in_every_way(client: EtcdClient, prefix: bytes) -> None:
+def test_all_comparisons(client: EtcdClient, prefix: bytes) -> None:
     key = prefix + b"k"
     lease = client.lease_grant(60)
     client.put(key, b"a")
     client.put(key, b"b", lease)
     (kv,) = client.range(key).kvs
-    fields: list[Compare] = []
     for compare in (
         Compare(key, "create_revision", "==", kv.create_revision),
         Compare(key, "mod_revision", "==", kv.mod_revision),
@@ -74,18 +73,19 @@ def test_every_field_can_be_compared_in_every_way(client: EtcdClient, prefix: by
         Compare(key, "value", "==", b"b"),
         Compare(key, "lease", "==", lease),
     ):
-        fields += [compare, compare._replace(relation="!="), compare._replace(relation="<")]
-        fields.append(compare._replace(relation=">"))
-    held = [client.txn([compare], []).succeeded for compare in fields]
-    assert held == [True, False, False, False] * 5
-    assert client.txn([Compare(key + b"/", "create_revision", "==", 0, prefix=True)], []).succeeded
-    assert not client.txn([Compare(key, "create_revision", "==", 0, prefix=True)], []).succeeded
-    assert client.txn([Compare(key, "version", ">", 1), Compare(key, "value", ">", b"a")], []).succeeded
-    assert not client.txn([Compare(key, "version", "==", 2), Compare(key, "value", "<", b"a")], []).succeeded
+        variants = [compare, *(compare._replace(relation=relation) for relation in ("!=", "<", ">"))]
+        assert [client.txn([variant], []).succeeded for variant in variants] == [True, False, False, False]
+    for compares, holds in (
+        ([Compare(key + b"/", "create_revision", "==", 0, prefix=True)], True),
+        ([Compare(key, "create_revision", "==", 0, prefix=True)], False),
+        ([Compare(key, "version", ">", 1), Compare(key, "value", ">", b"a")], True),
+        ([Compare(key, "version", "==", 2), Compare(key, "value", "<", b"a")], False),
+    ):
+        assert client.txn(compares, []).succeeded == holds
     client.lease_revoke(lease)
 
 
-def test_a_lease_keeps_its_keys_and_takes_them_with_it(client: EtcdClient, prefix: bytes) -> None:
+def test_keys_end_with_their_lease(client: EtcdClient, prefix: bytes) -> None:
     lease = client.lease_grant(60)
     assert lease > 0
     client.put(prefix + b"k", b"", lease)
@@ -101,29 +101,7 @@ def test_a_lease_keeps_its_keys_and_takes_them_with_it(client: EtcdClient, prefi
         client.txn([], [Put(prefix + b"k", b"", lease)])
 
 
-def test_many_threads_use_one_client(client: EtcdClient, prefix: bytes) -> None:
-    def write(index: int) -> None:
-        for number in range(20):
-            client.put(prefix + b"%d" % index, b"%d" % number)
-
-    threads = [threading.Thread(target=write, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(kv.value, kv.version) for kv in client.range(prefix, prefix=True).kvs] == [(b"19", 20)] * 8
-
-
-def test_a_closed_client_says_so(etcd: EtcdCluster) -> None:
-    client = EtcdClient(etcd.endpoints)
-    client.range(b"?")
-    client.close()
-    client.close()
-    with pytest.raises(EtcdUnreachable, match="closed"):
-        client.range(b"?")
-
-
-def test_whoever_still_asks_when_the_client_is_closed_is_told_at_once(etcd: EtcdCluster, prefix: bytes) -> None:
+def test_a_closed_client_refuses_pending_and_later_requests(etcd: EtcdCluster, prefix: bytes) -> None:
     client = EtcdClient(etcd.endpoints, timeout_s=60.0)
     client.range(prefix)
     for member in etcd.members:
@@ -142,23 +120,23 @@ def test_whoever_still_asks_when_the_client_is_closed_is_told_at_once(etcd: Etcd
     thread.start()
     asking.wait()
     client.close()
+    client.close()
     assert "closed" in str(failures.get(timeout=30))
     thread.join()
+    with pytest.raises(EtcdUnreachable, match="closed"):
+        client.range(prefix)
 
 
-def test_no_endpoint_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="no etcd endpoint"):
+def test_a_client_needs_an_endpoint_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no etcd endpoint is set"):
         EtcdClient([])
-
-
-def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpclib", None)
     with pytest.raises(EtcdPackageMissing, match=r"pip install grpclib"):
         EtcdClient([Endpoint("localhost", 2379)])
 
 
 @pytest.mark.process
-def test_what_others_import_of_it_brings_nothing_heavy() -> None:
+def test_importing_the_client_imports_nothing_heavy() -> None:
     script = (
         "import sys, rallypoint.control.etcd.api, rallypoint.control.etcd.client; "
         "print([name for name in ('asyncio', 'ssl', 'h2', 'grpclib') if name in sys.modules])"

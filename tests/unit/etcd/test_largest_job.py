@@ -26,7 +26,7 @@ from rallypoint.failures.cause import Cause
 from tests.etcd_client import WritingClient as EtcdClient
 
 LONGEST_HOST = 64
-"""Characters that Linux lets the name of a machine have."""
+"""The longest name of a machine on Linux."""
 
 
 def _text(rng: random.Random, size: int) -> str:
@@ -34,7 +34,7 @@ def _text(rng: random.Random, size: int) -> str:
 
 
 def _participants(rng: random.Random) -> Mapping[NodeId, Participant]:
-    """Of names that compress as badly as names can."""
+    """Participants with names that compress badly."""
     found = {}
     for rank in range(MAX_NODES):
         address = f"10.{rng.randrange(256)}.{rng.randrange(256)}.{rng.randrange(256)}"
@@ -45,7 +45,7 @@ def _participants(rng: random.Random) -> Mapping[NodeId, Participant]:
 
 
 def _largest_state() -> State:
-    """Everything at once: a state of a real job has less of it."""
+    """A state with everything at once; states of real jobs are smaller."""
     rng = random.Random(0)
     participants = _participants(rng)
     nodes = frozenset(participants)
@@ -62,7 +62,7 @@ def _largest_state() -> State:
     )
 
 
-def test_it_is_written_and_read_back(client: EtcdClient, prefix: bytes) -> None:
+def test_the_largest_state_is_read_as_written(client: EtcdClient, prefix: bytes) -> None:
     keys, state = ElectionKeys.for_job(prefix.decode(), "job"), _largest_state()
     fence = Fence((keys.seat(0), client.put(keys.seat(0), b"")))
     journal = Journal(keys, fence, "me", Takeover("me", State(), 0, 0, 0))

@@ -1,4 +1,4 @@
-"""Protocol buffers and etcd's messages, without etcd: any bytes in the decoders, and the ends of prefixes."""
+"""Protocol buffers and etcd's messages, without etcd."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ field_numbers = st.integers(1, 2**20)
 
 
 @given(st.lists(st.tuples(field_numbers, int64 | st.binary())))
-def test_what_is_written_is_read(written: list[tuple[int, int | bytes]]) -> None:
+def test_fields_are_read_as_written(written: list[tuple[int, int | bytes]]) -> None:
     data = b"".join(
         message(field, value) if isinstance(value, bytes) else number(field, value) for field, value in written
     )
@@ -48,7 +48,7 @@ def test_what_is_written_is_read(written: list[tuple[int, int | bytes]]) -> None
 
 
 @given(field_numbers, int64)
-def test_numbers_have_their_sign(field: int, value: int) -> None:
+def test_numbers_keep_their_sign(field: int, value: int) -> None:
     assert Fields(number(field, value)).number(field) == value
 
 
@@ -58,43 +58,36 @@ def test_known_bytes() -> None:
     assert string(2, b"testing") == bytes.fromhex("120774657374696e67")
     assert message(3, number(1, 150)) == bytes.fromhex("1a03089601")
     assert number(2, -1) == bytes.fromhex("10ffffffffffffffffff01")
-
-
-def test_fixed_widths_are_passed_over() -> None:
-    data = bytes.fromhex("0d01020304") + bytes.fromhex("110102030405060708") + number(3, 7)
-    assert list(fields(data)) == [(3, 7)]
+    fixed_widths = bytes.fromhex("0d01020304") + bytes.fromhex("110102030405060708")
+    assert list(fields(fixed_widths + number(3, 7))) == [(3, 7)]
+    zero = messages.encode_txn([Compare(b"k", "create_revision", "==", 0)], [], [])
+    assert 5 in Fields(Fields(zero).string(1)), "an operand of 0 is encoded"
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x0a\x05abc", b"\x0b", b"\x09abc", b"\xff" * 11])
-def test_half_a_message_is_none(data: bytes) -> None:
+def test_incomplete_messages_are_refused(data: bytes) -> None:
     with pytest.raises(DecodingError):
         list(fields(data))
 
 
 @given(st.binary(max_size=4), st.binary(max_size=6))
-def test_a_range_has_exactly_what_begins_with_the_prefix(prefix: bytes, key: bytes) -> None:
+def test_a_range_is_exactly_its_prefix(prefix: bytes, key: bytes) -> None:
     begin, end = messages.range_end(prefix, prefix=True)
     within = begin <= key and (end == b"\0" or key < end)
     if key:  # no key is empty
         assert within == key.startswith(prefix)
 
 
-def test_an_operand_of_zero_is_there() -> None:
-    data = messages.encode_txn([Compare(b"k", "create_revision", "==", 0)], [], [])
-    assert 5 in Fields(Fields(data).string(1))
-
-
-def test_what_is_unknown_may_have_been_done() -> None:
-    assert classify(14, "etcdserver: leader changed", named=True).outcome is RequestOutcome.RETRY
-    assert classify(14, "etcdserver: request timed out", named=True).outcome is RequestOutcome.RETRY
-    assert classify(14, "etcdserver: no leader", named=True).outcome is RequestOutcome.RETRY
+def test_errors_are_classified() -> None:
+    for problem in ("leader changed", "request timed out", "no leader"):
+        assert classify(14, f"etcdserver: {problem}", named=True).outcome is RequestOutcome.RETRY
     assert classify(3, "something new", named=True).outcome is RequestOutcome.REFUSED
     assert classify(12, "unknown service", named=True).problem == "does not speak the v3 API of etcd"
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_a_transaction_is_answered_operation_by_operation(succeeded: bool) -> None:
-    """Whatever listens at the endpoint: who asked may rely on the answers being those to what it asked."""
+def test_a_transaction_s_answers_must_fit_its_operations(succeeded: bool) -> None:
+    """Callers rely on answers that fit the request, whatever listens at the endpoint."""
     found, stored = message(3, message(1, b"")), message(3, message(2, b""))
     then: list[Operation] = [Put(b"k", b"v"), Range(b"k")]
     for answers, fits in ((stored + found, True), (found + stored, False), (stored, False), (b"", False)):

@@ -1,4 +1,4 @@
-"""TLS, users and passwords; and every impossible set-up, each with one sentence that says why."""
+"""TLS, users and passwords, and the error message of each impossible set-up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = ("ca.pem", "client.pem", "client.key")
 
 
 class Secured:
-    """A cluster with TLS and users, whose tokens live for a second, and the files to get in."""
+    """A cluster with TLS and users, whose tokens live for a second, and the files for its clients."""
 
     def __init__(self, cluster: EtcdCluster, folder: Path) -> None:
         self.cluster = cluster
@@ -66,7 +66,7 @@ def _insider(secured: Secured) -> Iterator[EtcdClient]:
 
 
 def refusal(client: EtcdClient) -> str:
-    """Why the client is refused, which does not take it until its deadline."""
+    """Why the client is refused, before its deadline."""
     with pytest.raises(EtcdRefused) as caught:
         client.put(b"k", b"")
     client.close()
@@ -74,21 +74,21 @@ def refusal(client: EtcdClient) -> str:
 
 
 def forget_tokens(secured: Secured) -> None:
-    """The cluster drops all tokens of a user who gets a password, be it the same one."""
+    """Set the same password, which drops all tokens of the user."""
     as_root = "--user=root:root-password"
     secured.cluster.ctl(as_root, "user", "passwd", JOB.user, "--interactive=false", told=JOB.password)
 
 
 def let_tokens_age(secured: Secured) -> None:
-    """Those that nobody uses go when their time is over, within a second more."""
+    """Wait until unused tokens expire."""
     time.sleep(TOKEN_LIFE_S + 2)
 
 
 @pytest.mark.parametrize("lose_tokens", [forget_tokens, let_tokens_age])
-def test_a_token_that_is_no_longer_good_is_replaced(
+def test_an_expired_token_is_replaced(
     secured: Secured, insider: EtcdClient, prefix: bytes, lose_tokens: Callable[[Secured], None]
 ) -> None:
-    """By each client for itself: one asks for a watch first, one writes, and one asks for a lease."""
+    """Each client replaces its own: one first asks for a watch, one writes, and one asks for a lease."""
     told, late = Told(), Told()
     writer, lender = (secured.client(secured.tls, JOB) for _ in range(2))
     begin = insider.put(prefix, b"1")
@@ -110,7 +110,9 @@ def test_a_token_that_is_no_longer_good_is_replaced(
         client.close()
 
 
-def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insider: EtcdClient, prefix: bytes) -> None:
+def test_clients_log_in_again_after_a_restart_of_the_cluster(
+    secured: Secured, insider: EtcdClient, prefix: bytes
+) -> None:
     told = Told()
     insider.watch(prefix, insider.put(prefix, b"1"), told.on_events, told.on_lost)
     told.event()
@@ -132,14 +134,14 @@ def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insid
     ],
     ids=["wrong password", "no user", "wrong ca", "no certificate", "certificate of another authority"],
 )
-def test_who_is_not_let_in_is_told_why(
+def test_refused_clients_get_the_reason(
     secured: Secured, files: tuple[str | None, ...], credentials: Credentials | None, said: str
 ) -> None:
     tls = EtcdTls(*(name and secured.file(name) for name in files))
     assert said in refusal(secured.client(tls, credentials))
 
 
-def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
+def test_a_user_without_permissions(secured: Secured, prefix: bytes) -> None:
     nobody = Credentials("nobody", "x")
     secured.cluster.ctl("--user=root:root-password", "user", "add", ":".join(nobody))
     assert "permission denied'; grant the user" in refusal(secured.client(secured.tls, nobody))
@@ -152,32 +154,24 @@ def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
     client.close()
 
 
-def test_no_tls_where_it_is_wanted(secured: Secured) -> None:
+def test_tls_and_passwords_that_do_not_fit(etcd: EtcdCluster, secured: Secured, prefix: bytes) -> None:
     client = secured.client(None, JOB, timeout_s=1.0)
     with pytest.raises(EtcdUnreachable, match="check whether it requires TLS"):
         client.range(b"k")
     client.close()
-
-
-def test_tls_where_none_is_spoken(etcd: EtcdCluster, secured: Secured) -> None:
     client = EtcdClient(etcd.endpoints, secured.tls, timeout_s=1.0)
     with pytest.raises(EtcdError, match="TLS"):
         client.range(b"k")
     client.close()
-
-
-def test_a_password_where_there_are_no_users(etcd: EtcdCluster, prefix: bytes) -> None:
-    client = EtcdClient(etcd.endpoints, credentials=JOB)
+    client = EtcdClient(etcd.endpoints, credentials=JOB)  # it has no users
     client.put(prefix, b"v")
     client.close()
+    assert JOB.password not in repr(JOB)
 
 
-def test_something_else_listens_there(etcd: EtcdCluster) -> None:
+def test_another_service_at_the_endpoint(etcd: EtcdCluster) -> None:
     client = EtcdClient([Endpoint("127.0.0.1", etcd.members[0].metrics_port)])
     assert "HTTP/1, not the v3 API of etcd; check the endpoint" in refusal(client)
-
-
-def test_somebody_who_listens_and_says_nothing() -> None:
     with listening_socket("127.0.0.1", 0) as silent:
         where = Endpoint("127.0.0.1", silent.getsockname()[1])
         client = EtcdClient([where], timeout_s=1.5)
@@ -187,24 +181,17 @@ def test_somebody_who_listens_and_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tls", "said"),
+    ("tls", "problem"),
     [
         (EtcdTls("missing.pem"), "`cacert` missing.pem cannot be used"),
         (EtcdTls(None, "missing.pem"), "`cert` missing.pem cannot be used"),
         (EtcdTls(None, None, "some.key"), "a key .*some.key.* is set without a certificate"),
         (EtcdTls(__file__), "`cacert` .*test_secured.py cannot be used"),
+        (EtcdTls(None, "client.pem", "other.key"), r"key.*cannot be used \(key values mismatch\)"),
     ],
 )
-def test_files_that_cannot_be_used(etcd: EtcdCluster, tls: EtcdTls, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        EtcdClient(etcd.endpoints, tls)
-
-
-def test_a_key_of_another_certificate(secured: Secured) -> None:
-    wrong = EtcdTls(None, secured.tls.cert, secured.file("other.key"))
-    with pytest.raises(UserError, match=r"key.*cannot be used \(key values mismatch\)"):
-        secured.client(wrong, None)
-
-
-def test_a_password_is_not_shown() -> None:
-    assert JOB.password not in repr(JOB)
+def test_unusable_files(secured: Secured, tls: EtcdTls, problem: str) -> None:
+    if tls.key == "other.key":
+        tls = EtcdTls(None, secured.file("client.pem"), secured.file("other.key"))
+    with pytest.raises(UserError, match=problem):
+        secured.client(tls, None)

@@ -1,16 +1,14 @@
-"""Watches: every change once and in order, whatever happens to members; and the possible ends of a watch."""
+"""Watches: every change once and in order, whatever happens to members, and the ends of a watch."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.etcd.api import Compare, Put, WatchCompacted, WatchEvent
+from tests.busy_port import busy_port
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 from tests.relay import Relay
@@ -18,12 +16,12 @@ from tests.unit.etcd.watching import TIMEOUT, Told
 
 
 def write(client: EtcdClient, key: bytes, numbers: range) -> None:
-    """Store the numbers, each exactly once, whatever becomes of answers."""
+    """Store each number exactly once, even if answers are lost."""
     for number in numbers:
         client.txn([Compare(key, "version", "==", number)], [Put(key, b"%d" % number)])
 
 
-def test_changes_are_told_from_a_revision_on(client: EtcdClient, prefix: bytes) -> None:
+def test_changes_are_delivered_from_a_revision_on_and_together(client: EtcdClient, prefix: bytes) -> None:
     client.put(prefix + b"a", b"1")
     begin = client.put(prefix + b"a", b"2")
     told = Told()
@@ -39,17 +37,14 @@ def test_changes_are_told_from_a_revision_on(client: EtcdClient, prefix: bytes) 
     ]
     assert events[0].kv.mod_revision == begin
     assert told.silent
-
-
-def test_all_changes_of_a_revision_are_told_at_once(client: EtcdClient, prefix: bytes) -> None:
     batches: queue.SimpleQueue[Sequence[WatchEvent]] = queue.SimpleQueue()
     client.watch(prefix, client.range(prefix).revision + 1, batches.put, lambda lost: None)
     client.txn([], [Put(prefix + b"%d" % index, b"") for index in range(5)])
-    assert len(batches.get(timeout=TIMEOUT)) == 5
+    assert len(batches.get(timeout=TIMEOUT)) == 5, "all changes of a revision at once"
 
 
 @pytest.mark.parametrize("blow", ["kill", "pause"])
-def test_a_watch_goes_on_over_the_loss_of_its_member(
+def test_a_watch_survives_the_loss_of_its_member(
     etcd: EtcdCluster, client: EtcdClient, prefix: bytes, used: Callable[[], Member], blow: str
 ) -> None:
     told = Told()
@@ -67,55 +62,23 @@ def test_a_watch_goes_on_over_the_loss_of_its_member(
     assert told.silent
 
 
-def test_a_watch_goes_on_while_every_member_is_killed_in_turn(
+def test_a_watch_on_a_lost_connection_does_not_wait_for_a_silent_host(
     etcd: EtcdCluster, client: EtcdClient, prefix: bytes
 ) -> None:
-    told = Told()
-    client.watch(prefix, client.range(prefix).revision + 1, told.on_events, told.on_lost)
-    for turn, member in enumerate(etcd.members):
-        member.kill()
-        write(client, prefix, range(turn * 10, turn * 10 + 10))
-        etcd.mend()
-    assert [event.kv.version for event in told.events(30)] == list(range(1, 31))
-    assert told.silent
-
-
-def test_a_watch_that_begins_on_a_connection_that_was_lost_unseen_waits_for_no_silent_host(
-    etcd: EtcdCluster, client: EtcdClient, prefix: bytes
-) -> None:
-    """The host of the member went down with nothing under way, and takes no new connection."""
+    """The member's host went down without pending requests, and accepts no connection."""
     told = Told()
     with Relay(etcd.members[0].endpoint) as relay:
         other = EtcdClient([relay.endpoint], timeout_s=20.0)
         begin = other.range(prefix).revision + 1
     other._cluster._order.append(etcd.members[1].endpoint)
-    with taking_no_connection(relay.endpoint):
+    with busy_port(*relay.endpoint):
         other.watch(prefix, begin, told.on_events, told.on_lost)
         client.put(prefix, b"1")
         assert told.event().kv.value == b"1"
         other.close()
 
 
-@contextlib.contextmanager
-def taking_no_connection(endpoint: Endpoint) -> Iterator[None]:
-    """Listens there, and the kernel drops what asks for a connection, since nobody accepts those before."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(endpoint)
-        listener.listen(0)
-        waits = False
-        while not waits:
-            filler = stack.enter_context(socket.socket())
-            filler.settimeout(0.2)
-            try:
-                filler.connect(endpoint)
-            except TimeoutError:
-                waits = True
-        yield
-
-
-def test_what_is_no_longer_kept_is_told_as_such(client: EtcdClient, prefix: bytes) -> None:
+def test_a_compacted_revision_ends_the_watch(client: EtcdClient, prefix: bytes) -> None:
     first = client.put(prefix, b"1")
     last = client.put(prefix, b"2")
     client.compact(last)
@@ -129,7 +92,7 @@ def test_what_is_no_longer_kept_is_told_as_such(client: EtcdClient, prefix: byte
     assert told.event().kv.value == b"3"
 
 
-def test_what_was_compacted_while_the_watch_was_cut_off_is_not_skipped(
+def test_changes_compacted_during_a_cut_are_not_skipped(
     etcd: EtcdCluster, client: EtcdClient, prefix: bytes, used: Callable[[], Member]
 ) -> None:
     told = Told()
@@ -144,45 +107,36 @@ def test_what_was_compacted_while_the_watch_was_cut_off_is_not_skipped(
     client.compact(last)
     etcd.mend()
     first = told.next()
-    if isinstance(first, WatchEvent):  # the member had not yet learned of the compaction: it still had everything
+    if isinstance(first, WatchEvent):  # the member did not know of the compaction yet
         assert [first.kv.value, told.event().kv.value] == [b"2", b"3"]
     else:
         assert first == WatchCompacted(last)
     alone.close()
 
 
-def test_a_closed_watch_tells_nothing_more(client: EtcdClient, prefix: bytes) -> None:
-    told, still = Told(), Told()
-    begin = client.range(prefix).revision + 1
-    watch = client.watch(prefix, begin, told.on_events, told.on_lost)
-    client.watch(prefix, begin, still.on_events, still.on_lost)
-    client.put(prefix, b"1")
-    told.event()
-    watch.close()
-    watch.close()
-    client.put(prefix, b"2")
-    still.events(2)
-    assert told.silent
-
-
-def test_a_callback_may_close_its_watch(client: EtcdClient, prefix: bytes) -> None:
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_a_closed_watch_delivers_nothing_more(client: EtcdClient, prefix: bytes, by_callback: bool) -> None:
     told, still = Told(), Told()
     begin = client.range(prefix).revision + 1
 
     def on_events(events: Sequence[WatchEvent]) -> None:
         told.on_events(events)
-        watch.close()
+        if by_callback:
+            watch.close()
 
     watch = client.watch(prefix, begin, on_events, told.on_lost)
     client.watch(prefix, begin, still.on_events, still.on_lost)
-    write(client, prefix, range(1))
-    assert told.event().kv.value == b"0"
-    write(client, prefix, range(1, 2))
+    client.put(prefix, b"1")
+    assert told.event().kv.value == b"1"
+    if not by_callback:
+        watch.close()
+        watch.close()
+    client.put(prefix, b"2")
     still.events(2)
     assert told.silent
 
 
-def test_a_callback_that_fails_costs_only_its_own_call(client: EtcdClient, prefix: bytes) -> None:
+def test_a_failing_callback_costs_only_its_own_call(client: EtcdClient, prefix: bytes) -> None:
     told = Told()
 
     def on_events(events: Sequence[WatchEvent]) -> None:

@@ -1,4 +1,4 @@
-"""Waits for the events of a watch."""
+"""Waiting for the events of a watch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT = 120.0
 
 
 class Told:
-    """Takes both callbacks of a watch."""
+    """Records the calls of both callbacks of a watch."""
 
     def __init__(self) -> None:
         self._told: queue.SimpleQueue[WatchEvent | WatchEnd] = queue.SimpleQueue()
@@ -25,26 +25,26 @@ class Told:
         self._told.put(lost)
 
     def next(self) -> WatchEvent | WatchEnd:
-        """What is told next."""
+        """The next event, or the end of the watch."""
         return self._told.get(timeout=TIMEOUT)
 
     def event(self) -> WatchEvent:
-        """What is told next, which is an event."""
+        """The next event."""
         told = self.next()
         assert isinstance(told, WatchEvent), told
         return told
 
     def events(self, count: int) -> list[WatchEvent]:
-        """So many of them."""
+        """The next events."""
         return [self.event() for _ in range(count)]
 
     def lost(self) -> WatchEnd:
-        """What is told next, which is the end."""
+        """The end of the watch."""
         told = self.next()
         assert not isinstance(told, WatchEvent), told
         return told
 
     @property
     def silent(self) -> bool:
-        """Whether all that was told has been taken."""
+        """Whether nothing more was delivered."""
         return self._told.empty()
