@@ -1,4 +1,4 @@
-"""The launcher as functions, where their names or signatures are torch's."""
+"""Functions with torch's names and signatures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import rallypoint.compat
 from rallypoint.base.errors import UserError
 from rallypoint.base.procfs import is_uninterruptible_state, read_proc_state
 from rallypoint.compat import launch, run
@@ -23,39 +22,27 @@ from rallypoint.compat.helpers import (
 from rallypoint.failures.report import ChildFailedError
 
 
-def test_a_value_that_was_changed_by_hand_counts() -> None:
+def test_namespaces_become_configurations() -> None:
     args = run.parse_args(["--nnodes=1", "--nproc-per-node=1", "--master-port=7", "x.py"])
-    args.nproc_per_node = "3"
-    args.role = "mine"
-    args.training_script_args = ["a"]
+    args.nproc_per_node, args.role, args.training_script_args = "3", "mine", ["a"]  # changed by hand
     config, _program, arguments = run.config_from_args(args)
-    assert (config.nproc_per_node, config.role) == (3, "mine")
-    assert arguments[-1] == "a"
-
-
-def test_a_namespace_of_a_parser_with_more_flags() -> None:
+    assert (config.nproc_per_node, config.role, arguments[-1]) == (3, "mine", "a")
     parser = run.get_args_parser()
     parser.add_argument("--mine")
     args = parser.parse_args(["--mine=1", "--nnodes=2", "--node-rank=1", "--master-port=7", "x.py", "--log-dir", "a"])
     config, _program, arguments = run.config_from_args(args)
     assert (config.rdzv_backend, config.rdzv_configs["rank"], config.max_nodes) == ("static", 1, 2)
     assert arguments[-3:] == ["x.py", "--log-dir", "a"]
-
-
-def test_a_bad_value_names_its_flag() -> None:
     with pytest.raises(UserError, match="--nnodes"):
         run.config_from_args(run.parse_args(["--nnodes=a", "x.py"]))
 
 
-def test_a_usage_error_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.process
+def test_errors_of_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ending:
         run.main(["--nnodes=1"])
     assert ending.value.code == 2
     assert "training_script" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_a_failure_goes_on_to_the_caller(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit(4)")
     with pytest.raises(ChildFailedError) as failed:
@@ -63,26 +50,22 @@ def test_a_failure_goes_on_to_the_caller(tmp_path: Path) -> None:
     assert failed.value.get_first_failure()[1].exitcode == 4
 
 
-def test_the_old_launcher_warns_and_wants_the_environment_for_programs() -> None:
+def test_the_old_launcher_warns() -> None:
     with pytest.warns(FutureWarning, match="deprecated"), pytest.raises(UserError, match="--use-env"):
         launch.main(["--no-python", "prog"])
     assert launch.parse_args(["--use_env", "x.py"]).use_env is True
     assert run.get_use_env(argparse.Namespace()) is True
 
 
-def test_an_endpoint_of_static_may_be_in_two_flags() -> None:
+def test_endpoints() -> None:
     assert run.get_rdzv_endpoint(run.parse_args(["--master-addr=h", "--master-port=7", "x.py"])) == "h:7"
     assert run.get_rdzv_endpoint(run.parse_args(["--rdzv-endpoint=e:1", "x.py"])) == "e:1"
     assert parse_rendezvous_endpoint("h:1", 2) == ("h", 1)
     assert parse_rendezvous_endpoint("", 2) == ("localhost", 2)
 
 
-def test_stores_are_there() -> None:
-    assert all(isinstance(getattr(rallypoint.compat, name), type) for name in rallypoint.compat.__all__)
-
-
 @pytest.mark.parametrize("argv", [[None, "train.py"], [], ["", "train.py"]], ids=str)
-def test_a_program_without_a_name_has_the_parser_too(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+def test_parsing_without_a_program_name(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
     """An embedding program need not set `sys.argv`. (torch raises a TypeError and an IndexError.)"""
     monkeypatch.setattr(sys, "argv", argv)
     assert run.get_args_parser().parse_args(["train.py", "1"]).training_script_args == ["1"]
@@ -91,12 +74,12 @@ def test_a_program_without_a_name_has_the_parser_too(monkeypatch: pytest.MonkeyP
         assert run.parse_args(None).training_script == "train.py"
 
 
-# Ports, variables and process states for programs that put a job together by themselves
+# Ports, variables and process states for programs with their own launcher
 
 
 @pytest.mark.parametrize("reuse", [0, 1])
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
-def test_a_socket_holds_its_port_on_all_addresses_and_does_not_listen(address: str, reuse: int) -> None:
+def test_a_socket_reserves_its_port_and_does_not_listen(address: str, reuse: int) -> None:
     with get_socket_with_port() as held:
         port = held.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
@@ -105,16 +88,11 @@ def test_a_socket_holds_its_port_on_all_addresses_and_does_not_listen(address: s
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             with pytest.raises(OSError, match="Address already in use"):
                 other.bind((address, port))
-    with socket.create_server((address, port)):  # it can be bound at once
-        pass
+    for free in (port, get_free_port()):  # it can be bound at once
+        socket.create_server((address, free)).close()
 
 
-def test_a_free_port_can_be_bound_on_all_addresses() -> None:
-    with socket.create_server(("", get_free_port())) as server:
-        assert server.getsockname()[1] > 0
-
-
-def test_a_machine_without_ipv6_has_ports_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     made = socket.socket
 
     def without_ipv6(family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
@@ -127,7 +105,7 @@ def test_a_machine_without_ipv6_has_ports_too(monkeypatch: pytest.MonkeyPatch) -
         assert held.family == socket.AF_INET
 
 
-def test_a_variable_that_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME", "x")
     assert get_env_variable_or_raise("SOME") == "x"
     monkeypatch.delenv("SOME")

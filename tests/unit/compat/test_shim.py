@@ -1,4 +1,4 @@
-"""Torch's launching modules, found in Rallypoint, with a small package that has torch's name and its classes."""
+"""Torch's launching modules in Rallypoint, beside a small package with torch's name and classes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ launch = elastic_launch(config, "false")
 
 @pytest.fixture
 def torch(tmp_path: Path) -> Path:
-    """A folder with a package `torch`, and a worker that says who has launched it."""
+    """A folder with a package `torch` and a worker."""
     for name, text in TORCH.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -54,7 +54,7 @@ def torch(tmp_path: Path) -> Path:
 
 
 def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python as under `rallyctl shim run`."""
+    """Run Python as `rallyctl shim run` does."""
     path = os.pathsep.join([str(HOOK), str(folder), str(HOOK.parents[2])])
     return completed(
         [sys.executable, *arguments],
@@ -74,38 +74,38 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 def test_python_m_runs_ours_and_imports_no_torch(torch: Path, words: list[str], said: str) -> None:
     ran = python(torch, *words, "--standalone", "worker.py", "a")
     assert ran.stdout == said
-    first = next(each for each in ran.stderr.splitlines() if "FutureWarning" not in each)
+    first = next(line for line in ran.stderr.splitlines() if "FutureWarning" not in line)
     assert "instead of python -m torch.distributed." in first
 
 
-def test_without_the_variable_python_m_runs_torchs(torch: Path) -> None:
-    ran = python(torch, "-m", "torch.distributed.run", RALLYPOINT_SHIM="0")
-    assert (ran.stdout, ran.stderr) == ("torch is imported\n", "")
-
-
-def test_another_program_that_imports_torch_gets_torch(torch: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "variables", "out"),
+    [
+        (["-m", "torch.distributed.run"], {"RALLYPOINT_SHIM": "0"}, "torch is imported\n"),
+        (["-m", "package.run", "-m", "torch.distributed.run"], {}, "torch is imported\n-m torch.distributed.run\n"),
+    ],
+    ids=["switched off", "another program"],
+)
+def test_torch_is_left_alone(torch: Path, words: list[str], variables: dict[str, str], out: str) -> None:
     (torch / "package").mkdir()
     (torch / "package/__init__.py").write_text("import torch.distributed\n")
     (torch / "package/run.py").write_text("import sys; print(*sys.argv[1:])\n")
-    ran = python(torch, "-m", "package.run", "-m", "torch.distributed.run")
-    assert ran.stdout == "torch is imported\n-m torch.distributed.run\n", ran.stderr
+    ran = python(torch, *words, **variables)
+    assert (ran.stdout, ran.stderr) == (out, "")
 
 
-def test_the_hook_imports_nothing(torch: Path) -> None:
-    text = "import sys; print([each for each in sys.modules if each.split('.')[0] in ('rallypoint', 'torch')])"
+def test_the_hook_imports_nothing_and_loads_the_user_s_sitecustomize(torch: Path) -> None:
+    text = "import sys; print([name for name in sys.modules if name.split('.')[0] in ('rallypoint', 'torch')])"
     assert python(torch, "-c", text).stdout == "[]\n"
-
-
-def test_without_rallypoint_all_is_torchs(torch: Path) -> None:
-    text = "import sys\ntry: import sitecustomize\nexcept ImportError: pass\n"  # which -S leaves out, and all packages
-    text += f"sys.path.remove({str(HOOK.parents[2])!r}); import torch.distributed.run as run; run.main(['a'])"
-    assert python(torch, "-S", "-c", text).stdout == "torch is imported\ntorch runs ['a']\n"
-
-
-def test_the_users_own_sitecustomize_is_loaded(torch: Path) -> None:
     (torch / "sitecustomize.py").write_text("print('the own')\n")
     ran = python(torch, "-c", f"import sitecustomize, sys; print(sitecustomize.__file__, {str(HOOK)!r} in sys.path)")
     assert (ran.stdout, ran.stderr) == (f"the own\n{torch / 'sitecustomize.py'} False\n", "")
+
+
+def test_without_rallypoint_torch_runs(torch: Path) -> None:
+    text = "import sys\ntry: import sitecustomize\nexcept ImportError: pass\n"  # which -S leaves out, and all packages
+    text += f"sys.path.remove({str(HOOK.parents[2])!r}); import torch.distributed.run as run; run.main(['a'])"
+    assert python(torch, "-S", "-c", text).stdout == "torch is imported\ntorch runs ['a']\n"
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,14 @@ def test_the_users_own_sitecustomize_is_loaded(torch: Path) -> None:
         "api.launch_agent(config, sys.executable, ['-u', 'worker.py', 'a'])",
     ],
 )
-def test_what_a_program_imports_launches_here(torch: Path, program: str) -> None:
+def test_imported_launchers_are_ours(torch: Path, program: str) -> None:
     ran = python(torch, "-c", program)
     assert ran.stdout == "torch is imported\nrank 0 a\n", ran.stderr
     assert "instead of torch.distributed." in ran.stderr.splitlines()[0]
 
 
-def test_a_name_that_is_not_ours_is_torchs(torch: Path) -> None:
+def test_other_names_are_torchs_and_failures_can_be_caught_as_torchs(torch: Path) -> None:
     assert python(torch, "-c", "from torch.distributed.run import logger; print(logger)").stdout.endswith("of torch\n")
-
-
-def test_a_failure_can_be_caught_as_torchs(torch: Path) -> None:
     text = "from torch.distributed.elastic.multiprocessing.errors import ChildFailedError as Torchs\n"
     text += "from rallypoint import ChildFailedError\n"
     text += "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n" + FAILS
@@ -150,7 +147,7 @@ def test_a_failure_can_be_caught_as_torchs(torch: Path) -> None:
         ("api.LocalElasticAgent = object", "torch.distributed.launcher.api.LocalElasticAgent"),
     ],
 )
-def test_a_program_that_changes_torchs_classes_keeps_torchs_launcher(torch: Path, change: str, named: str) -> None:
+def test_changed_classes_of_torch_keep_torchs_launcher(torch: Path, change: str, named: str) -> None:
     text = "import torch.distributed.elastic.agent as agent, torch.distributed.launcher.api as api\n"
     text += "from torch.distributed.elastic.agent import LocalElasticAgent\n"
     text += "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
@@ -159,7 +156,3 @@ def test_a_program_that_changes_torchs_classes_keeps_torchs_launcher(torch: Path
     ran = python(torch, "-c", text)
     assert ran.stdout.splitlines()[-2:] == ["torch launches torch.distributed.launcher.api", "torch runs ['a']"]
     assert f"the program modified it ({named})" in ran.stderr
-
-
-def test_where_nothing_is_changed_nothing_is_found() -> None:
-    assert list(shim._changes()) == []

@@ -1,10 +1,9 @@
-"""A user's own agent whose workers are threads needs only the methods that torch's users override."""
+"""A user's agent, whose workers are threads, overrides only the methods that torch's users override."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from rallypoint.store.plain import HashStore
 from tests.unit.agent.third_party import CountingHandler, outcome
 
 Task = Callable[[int, int, threading.Event], object]
-"""Called with the rank, the number of the start from 0, and what is set when it is to stop."""
+"""Called with the rank, the number of the start from 0, and an event that is set to stop it."""
 
 
 class ThreadAgent(SimpleElasticAgent):
@@ -96,7 +95,7 @@ def spec(handler: RendezvousHandler, workers: int = 2, max_restarts: int = 0) ->
 
 
 @HANDLERS
-def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None:
+def test_restarts_run_out(handler: Callable[[], RendezvousHandler]) -> None:
     def task(rank: int, start: int, stopping: threading.Event) -> None:
         if rank == 1:
             raise ValueError("always")
@@ -108,13 +107,13 @@ def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None
     assert set(result.failures) == {1}
     assert result.cause is not None
     assert result.cause.rank == 1
-    assert result.stopped == (), "an agent that cannot tell whom it ended names nobody"
+    assert result.stopped == (), "the agent does not know which workers it ended"
     assert agent.starts == 3
     assert agent.get_worker_group().state is WorkerState.FAILED
 
 
 @HANDLERS
-def test_a_handler_whose_shutdown_raises_does_not_hide_how_the_job_ended(
+def test_an_error_of_a_handler_s_shutdown_does_not_hide_the_result(
     handler: Callable[[], RendezvousHandler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = handler()
@@ -132,7 +131,7 @@ def test_a_handler_whose_shutdown_raises_does_not_hide_how_the_job_ended(
 
 
 class ByItself(ThreadAgent):
-    """Meets the others by itself, as agents that were written for torch may."""
+    """Runs the rendezvous by itself, as agents written for torch may."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         info = worker_group.spec.rdzv_handler.next_rendezvous()
@@ -147,7 +146,7 @@ class ByItself(ThreadAgent):
         worker_group.workers = self._assign_worker_ranks(info.store, info.rank, info.world_size, worker_group.spec)
 
 
-def test_an_agent_that_asks_the_handler_itself_is_given_what_our_loop_was() -> None:
+def test_an_agent_may_run_the_rendezvous_by_itself() -> None:
     stores: list[tuple[int, int]] = []
 
     def task(rank: int, start: int, stopping: threading.Event) -> object:
@@ -160,34 +159,37 @@ def test_an_agent_that_asks_the_handler_itself_is_given_what_our_loop_was() -> N
 
     agent = ByItself(spec(ours(), max_restarts=1), task)
     assert outcome(agent).return_values == {0: (0, 1), 1: (0, 1)}
-    assert sorted(stores) == [(0, 1), (0, 2), (1, 1), (1, 2)], "each round has a store of its own"
+    assert sorted(stores) == [(0, 1), (0, 2), (1, 1), (1, 2)], "each round has its own store"
 
 
-def test_who_asks_the_handler_once_more_is_told_so() -> None:
+def test_errors_of_a_subclass_end_the_agent() -> None:
+    class Lost(ThreadAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            return RunResult(WorkerState.UNKNOWN)
+
+    class Broken(ThreadAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            raise OSError("no more threads")
+
     class Twice(ThreadAgent):
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
             super()._rendezvous(worker_group)
             worker_group.spec.rdzv_handler.next_rendezvous()
 
+    agent: ThreadAgent = Lost(spec(ours()), lambda rank, start, stopping: stopping.wait(30))
+    with pytest.raises(RuntimeError, match="UNKNOWN"):
+        agent.run()
+    assert agent.calls == ["start", "shutdown SIGTERM"]
+    with pytest.raises(OSError, match="no more threads"):
+        Broken(spec(ours()), lambda rank, start, stopping: None).run()
     agent = Twice(spec(ours()), lambda rank, start, stopping: None)
     with pytest.raises(RendezvousStateError, match="runs the rendezvous itself"):
         agent.run()
     assert agent.calls == ["shutdown SIGTERM"]
 
 
-def test_a_group_that_the_agent_has_lost_track_of_ends_it() -> None:
-    class Lost(ThreadAgent):
-        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-            return RunResult(WorkerState.UNKNOWN)
-
-    agent = Lost(spec(ours()), lambda rank, start, stopping: stopping.wait(30))
-    with pytest.raises(RuntimeError, match="UNKNOWN"):
-        agent.run()
-    assert agent.calls == ["start", "shutdown SIGTERM"]
-
-
 class Unwell(ThreadAgent):
-    """Finds its workers unhealthy in the first start; `hopeless` sees no use in another."""
+    """Finds its workers unhealthy in the first start. If `hopeless`, it uses up the restarts."""
 
     hopeless = False
 
@@ -200,49 +202,29 @@ class Unwell(ThreadAgent):
 
 
 @HANDLERS
-def test_a_group_that_is_not_well_is_restarted(handler: Callable[[], RendezvousHandler]) -> None:
+def test_an_unhealthy_group_is_restarted_while_restarts_remain(handler: Callable[[], RendezvousHandler]) -> None:
     agent = Unwell(spec(handler(), max_restarts=2), lambda rank, start, stopping: start or stopping.wait(30))
     assert outcome(agent).return_values == {0: 1, 1: 1}
     assert agent._remaining_restarts == 1
-
-
-@HANDLERS
-def test_a_subclass_may_say_that_no_restart_would_help(handler: Callable[[], RendezvousHandler]) -> None:
     agent = Unwell(spec(handler(), max_restarts=2), lambda rank, start, stopping: stopping.wait(30))
     agent.hopeless = True
     assert outcome(agent).is_failed()
-    assert agent.starts == 1
-    assert agent._remaining_restarts == 0
-
-
-def test_an_error_of_the_subclass_is_not_hidden() -> None:
-    class Broken(ThreadAgent):
-        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-            raise OSError("no more threads")
-
-    with pytest.raises(OSError, match="no more threads"):
-        Broken(spec(ours()), lambda rank, start, stopping: None).run()
-
-
-def test_an_overridden_step_sees_the_round() -> None:
-    seen: list[tuple[int | None, int | None]] = []
-
-    class Looking(ThreadAgent):
-        def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-            super()._initialize_workers(worker_group)
-            seen.append((worker_group.group_rank, worker_group.group_world_size))
-            assert all(worker.id is not None for worker in worker_group.workers)
-
-    Looking(spec(ours()), lambda rank, start, stopping: time.monotonic()).run()
-    assert seen == [(0, 1)]
+    assert (agent.starts, agent._remaining_restarts) == (1, 0)
 
 
 @HANDLERS
-def test_an_override_of_the_loop_may_call_it_and_not_replace_it(handler: Callable[[], RendezvousHandler]) -> None:
+def test_overrides_may_call_the_loop_but_not_replace_it(handler: Callable[[], RendezvousHandler]) -> None:
+    seen: list[tuple[int | None, int | None]] = []
+
     class Around(ThreadAgent):
         def _invoke_run(self, role: str = "default") -> RunResult:
             self.calls.append("begins")
             return super()._invoke_run(role)
+
+        def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+            super()._initialize_workers(worker_group)
+            seen.append((worker_group.group_rank, worker_group.group_world_size))
+            assert all(worker.id is not None for worker in worker_group.workers)
 
     class Instead(ThreadAgent):
         def _invoke_run(self, role: str = "default") -> RunResult:
@@ -252,6 +234,7 @@ def test_an_override_of_the_loop_may_call_it_and_not_replace_it(handler: Callabl
     around = Around(spec(handler()), lambda rank, start, stopping: rank)
     assert outcome(around).return_values == {0: 0, 1: 1}
     assert around.calls[:2] == ["begins", "start"]
+    assert seen == [(0, 1)]
     instead = Instead(spec(handler()), lambda rank, start, stopping: rank)
     with pytest.raises(UserError, match="_invoke_run"):
         instead.run()

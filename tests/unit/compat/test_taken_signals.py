@@ -1,4 +1,4 @@
-"""Signals of a process that starts workers by itself: who handles them, and when the handlers are restored."""
+"""Signal handlers of a process that starts workers by itself, and their restoration."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def started(folder: Path) -> Iterator[PContext]:
         context.close(signal.SIGKILL)
 
 
-def test_the_last_of_two_gives_them_back(tmp_path: Path) -> None:
+def test_the_last_of_two_restores_the_handlers(tmp_path: Path) -> None:
     before = handlers()
     with started(tmp_path) as first, started(tmp_path) as second:
         assert isinstance(first, SubprocessContext)
         taken = handlers()
-        assert all(callable(each) and each not in before for each in taken)
+        assert all(callable(handler) and handler not in before for handler in taken)
         first.close(signal.SIGKILL)
         assert handlers() == taken
         second.close(signal.SIGKILL)
         assert handlers() == before
 
 
-def test_what_has_been_put_in_their_place_stays(tmp_path: Path) -> None:
+def test_newer_handlers_are_kept(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
         with started(tmp_path):
@@ -57,22 +57,11 @@ def test_what_has_been_put_in_their_place_stays(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_could_not_be_started_has_taken_nothing(tmp_path: Path) -> None:
-    before = handlers()
+def test_a_failed_start_and_a_thread_take_no_signals(tmp_path: Path) -> None:
+    before, seen = handlers(), []
     with pytest.raises(ValueError, match="nowhere"):
         start_processes("n", "/nowhere", {0: ()}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)))
     assert handlers() == before
-
-
-def test_an_agent_keeps_its_own(tmp_path: Path) -> None:
-    posted: list[int] = []
-    with post_signals(posted.append, [signal.SIGHUP]), started(tmp_path):
-        signal.raise_signal(signal.SIGHUP)
-    assert posted == [signal.SIGHUP]
-
-
-def test_a_thread_takes_none(tmp_path: Path) -> None:
-    before, seen = handlers(), []
 
     def run() -> None:
         with started(tmp_path):
@@ -82,3 +71,10 @@ def test_a_thread_takes_none(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert seen == before
+
+
+def test_an_agent_keeps_its_handlers(tmp_path: Path) -> None:
+    posted: list[int] = []
+    with post_signals(posted.append, [signal.SIGHUP]), started(tmp_path):
+        signal.raise_signal(signal.SIGHUP)
+    assert posted == [signal.SIGHUP]

@@ -1,4 +1,4 @@
-"""Timers of torch: over a queue of `multiprocessing`, and over a file."""
+"""Torch's timers: over a queue of `multiprocessing`, and over a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -39,19 +40,19 @@ def queue() -> Iterator[Queue[Any]]:
 
 
 def late(queue: Queue[Any], seconds: float) -> None:
-    """A worker that hangs in a timer."""
+    """A worker that hangs with a timer."""
     with expires(seconds, "late", LocalTimerClient(queue)):
         signal.pause()
 
 
 def in_time(queue: Queue[Any]) -> None:
-    """A worker that does not."""
+    """A worker that is never late."""
     for number in range(20):
         with expires(60, str(number), LocalTimerClient(queue)):
             pass
 
 
-def test_who_is_late_is_killed_long_before_the_interval_is_over(queue: Queue[Any]) -> None:
+def test_late_workers_are_killed_before_the_interval_ends(queue: Queue[Any]) -> None:
     server = LocalTimerServer(queue, max_interval=1000)
     server.start()
     server.start()
@@ -71,7 +72,7 @@ def test_who_is_late_is_killed_long_before_the_interval_is_over(queue: Queue[Any
             worker.close()
 
 
-def test_requests_come_off_the_queue(queue: Queue[Any]) -> None:
+def test_requests_of_a_queue(queue: Queue[Any]) -> None:
     requests = MultiprocessingRequestQueue(queue)
     assert requests.get(3, 0.0) == []
     sent = [TimerRequest(os.getpid(), str(number), 5.0) for number in range(3)]
@@ -104,12 +105,12 @@ def test_the_timers_of_a_server(queue: Queue[Any]) -> None:
 
 
 @pytest.mark.parametrize("worker", [0, -1, 1, "7", None])
-def test_what_is_no_single_process_is_never_killed(queue: Queue[Any], worker: object) -> None:
+def test_only_single_processes_are_killed(queue: Queue[Any], worker: object) -> None:
     assert not LocalTimerServer(queue)._reap_worker(worker)
 
 
 class Given(RequestQueue):
-    """Gives one batch of requests, and then nothing."""
+    """A queue with one batch of requests."""
 
     def __init__(self, requests: list[TimerRequest]) -> None:
         self.requests = requests
@@ -123,7 +124,7 @@ class Given(RequestQueue):
 
 
 class Own(TimerServer):
-    """A server as a user might write it."""
+    """A user's server."""
 
     def __init__(self, requests: list[TimerRequest], reaps: dict[str, bool | Exception]) -> None:
         super().__init__(Given(requests), 0.01)
@@ -132,13 +133,13 @@ class Own(TimerServer):
         self.cleared: list[set[Any]] = []
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        self.timers.update({each.worker_id: each for each in timer_requests})
+        self.timers.update({request.worker_id: request for request in timer_requests})
 
     def clear_timers(self, worker_ids: set[Any]) -> None:
         self.cleared.append(worker_ids)
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        return {worker: [each] for worker, each in self.timers.items() if each.expiration_time <= deadline}
+        return {worker: [timer] for worker, timer in self.timers.items() if timer.expiration_time <= deadline}
 
     def _reap_worker(self, worker_id: Any) -> bool:
         result = self.reaps[worker_id]
@@ -147,7 +148,7 @@ class Own(TimerServer):
         return result
 
 
-def test_a_server_of_ones_own() -> None:
+def test_a_user_s_own_server() -> None:
     requests = [TimerRequest("gone", "s", 1), TimerRequest("stays", "s", 1), TimerRequest("breaks", "s", 1)]
     server = Own([*requests, TimerRequest("good", "s", math.inf)], {"gone": True, "stays": False, "breaks": OSError()})
     server._run_watchdog()
@@ -156,11 +157,25 @@ def test_a_server_of_ones_own() -> None:
     server.stop()
 
 
-# The file timer's server on a thread
+# The server of file timers on a thread
+
+
+@contextmanager
+def serving(
+    path: str, log_event: Callable[[str, FileTimerRequest | None], None] | None = None
+) -> Iterator[FileTimerServer]:
+    server = FileTimerServer(path, "job", log_event=log_event)
+    server.start()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        server.stop()
 
 
 @pytest.mark.process
-def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_server_kills_late_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "STACKS_TIMEOUT", TIMEOUT)
     reported: list[str] = []
     stopped = threading.Event()
@@ -171,49 +186,27 @@ def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path, monkeypatch:
             stopped.set()
 
     path = str(tmp_path / "timers")
-    server = FileTimerServer(path, "job", log_event=note)
-    server.start()
-    server.start()
-    try:
-        with holder(HANGS, path, 0.1, 9) as late:
-            assert stopped.wait(TIMEOUT)
-            code, errors = late.ends()
-            assert code < 0
-            assert "hangs_here" in errors
-    finally:
-        server.stop()
-        server.stop()
+    with serving(path, note), holder(HANGS, path, 0.1, 9) as late:
+        assert stopped.wait(TIMEOUT)
+        code, errors = late.ends()
+        assert code < 0
+        assert "hangs_here" in errors
     assert reported == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
     assert not os.path.exists(path)
 
 
 @pytest.mark.process
-def test_it_never_ends_itself(tmp_path: Path) -> None:
-    path = str(tmp_path / "timers")
-    server = FileTimerServer(path, "job")
-    server.start()
-    try:
-        assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
-        FileTimerClient(path).acquire("own", time.time() - 1)
-        with holder(HANGS, path, 0.1, 9) as late:  # its end shows that the other was dealt with
-            assert late.ends()[0] < 0
-        assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
-    finally:
-        server.stop()
-
-
-@pytest.mark.process
-def test_an_error_of_the_reporter_saves_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_file_server_survives_its_own_timers_and_errors_of_the_reporter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(_name: str, _request: FileTimerRequest | None) -> None:
         raise ValueError("a handler of the user's")
 
     path = str(tmp_path / "timers")
-    server = FileTimerServer(path, "job", log_event=broken)
-    server.start()
-    try:
-        with holder(HANGS, path, 0.1, 9) as late:
+    with serving(path, broken) as server:
+        assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
+        FileTimerClient(path).acquire("own", time.time() - 1)
+        with holder(HANGS, path, 0.1, 9) as late:  # its end shows that the other was handled
             assert late.ends()[0] < 0
-    finally:
-        server.stop()
-    reported = [line for line in caplog.messages if "could not be reported" in line]
-    assert len(reported) == 4
+        assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
+    assert sum("could not be reported" in line for line in caplog.messages) >= 4
