@@ -84,6 +84,14 @@ int PROCESSES(void *handle, unsigned *count, struct process *processes) {
 """
 
 
+def compiled(folder: Path, source: str, *flags: str) -> str:
+    """Compile a stand-in for the library; returns its path."""
+    library = str(folder / "libnvidia-ml.so.1")
+    command = ["cc", "-shared", "-fPIC", *flags, "-x", "c", "-", "-o", library]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
 class StandIn:
     """The library, and the folder with its answers.
 
@@ -94,11 +102,9 @@ class StandIn:
 
     def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
         self.folder = folder
-        self.library = str(folder / "libnvidia-ml.so.1")
         self.gpus = folder / "gpus"
         named = "-DPROCESSES=nvmlDeviceGetComputeRunningProcesses_v3"
-        command = ["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", f'-DFOLDER="{folder}"', named, *flags]
-        subprocess.run([*command, "-x", "c", "-", "-o", self.library], input=_SOURCE, text=True, check=True)
+        self.library = compiled(folder, _SOURCE, "-D_GNU_SOURCE", f'-DFOLDER="{folder}"', named, *flags)
         self.answer()
 
     def answer(self, *gpus: str) -> None:

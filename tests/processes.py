@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +43,26 @@ def resident(pid: int | None = None) -> int:
     """Bytes of memory that a process has in use; this one if none is given."""
     pages = Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def peak_below(limit: int) -> Iterator[None]:
+    """Check that Python allocates less than `limit` bytes in the block."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < limit
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open nothing in the block."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -28,3 +29,22 @@ def until_stopped(pid: int) -> None:
     `kill` returns before all threads of the process have stopped, and until then they answer.
     """
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def in_thread(work: Callable[[], T]) -> Callable[[], T]:
+    """Start a function on a thread; returns a function that waits for its result."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return lambda: result.result(120)
+
+
+def at_once(*works: Callable[[], T]) -> list[T]:
+    """Run functions on threads at the same time; returns their results."""
+    return [wait() for wait in [in_thread(work) for work in works]]
