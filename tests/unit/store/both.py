@@ -1,7 +1,8 @@
-"""Both stores, the one in Python and the one in C, driven step by step without a loop."""
+"""The stores in Python and C, driven step by step without a loop."""
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
@@ -18,7 +19,7 @@ from tests import typed_requests as wire
 
 KINDS = ["python", "compiled"]
 RETRY = 0.05
-"""Seconds after which a bench accepts again where there were no means."""
+"""Seconds until a bench without resources accepts again."""
 
 
 def _forbidden(*_limit: object) -> None:
@@ -27,11 +28,11 @@ def _forbidden(*_limit: object) -> None:
 
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
-    """This process may open none: neither above those that are open nor in the gaps between them. It gets no more."""
+    """Let this process open no more files, and not raise its limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     plugs = [os.dup(2)]
-    while plugs[-1] < highest:
+    while plugs[-1] < highest:  # fill the gaps
         plugs.append(os.dup(2))
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, plugs[-1]) + 1, before[1]))
     try:
@@ -44,6 +45,24 @@ def no_more_descriptors() -> Iterator[None]:
             os.close(plug)
 
 
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(f"{record.levelname}: {record.getMessage()}")
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect the lines that the store logs."""
+    handler, logger = Lines(), logging.getLogger("rallypoint.store")
+    logger.addHandler(handler)
+    yield handler.seen
+    logger.removeHandler(handler)
+
+
 def is_compiled() -> bool:
     """Whether the store in C was built here."""
     try:
@@ -54,7 +73,7 @@ def is_compiled() -> bool:
 
 
 def choose(kind: str, patch: pytest.MonkeyPatch) -> None:
-    """Have servers of this process, and of those that it starts, be of this kind."""
+    """Make this process and its children use this kind of server."""
     if kind == "python":
         patch.setenv(STORE_VARIABLE, "python")
         return
@@ -64,21 +83,21 @@ def choose(kind: str, patch: pytest.MonkeyPatch) -> None:
 
 
 class Peer:
-    """A client's end of a connection that the test itself made."""
+    """The client's end of a connection."""
 
     def __init__(self, far: socket.socket) -> None:
         self.far = far
         self.closed = False
 
     def received(self, most: int = 1 << 30) -> bytes:
-        """What has come and not been read, up to so much."""
+        """Read what has arrived, at most `most` bytes."""
         data = bytearray()
         while len(data) < most and not self.closed:
             try:
                 piece = self.far.recv(min(most - len(data), 1 << 16))
             except BlockingIOError:
                 break
-            except ConnectionResetError:  # it closed with something of ours unread
+            except ConnectionResetError:  # the store closed it and left data unread
                 piece = b""
             self.closed = not piece
             data += piece
@@ -86,7 +105,7 @@ class Peer:
 
 
 class Bench:
-    """A store and connections to it; it works only when told to."""
+    """A store and connections to it, driven by `turn`."""
 
     def __init__(self, guard: StoreGuard) -> None:
         self._listener = listening_socket("127.0.0.1", 0)
@@ -99,11 +118,10 @@ class Bench:
         self._peers: list[Peer] = []
 
     def connect(self, greet: bool = True, buffer: int = 0) -> Peer:
-        """A new client.
+        """Add a client.
 
         Args:
-            greet: whether it has greeted.
-            buffer: bytes that the kernel holds of what is sent to it; 0 for as many as usual.
+            buffer: the size of the store's send buffer in bytes; 0 for the default.
         """
         near, far = socket.socketpair()
         if buffer:
@@ -117,7 +135,7 @@ class Bench:
         return peer
 
     def send(self, peer: Peer, data: bytes) -> None:
-        """Send all of it, with as many turns as that takes, and let the store do what it can."""
+        """Send all of it, with as many turns as that takes, then handle it."""
         while True:
             try:
                 sent = peer.far.send(data) if data else 0
@@ -132,12 +150,11 @@ class Bench:
         self.turn()
 
     def turn(self) -> None:
-        """Let the store work until it has nothing to do."""
+        """Let the store work until it is idle."""
         while self.transport.run_once():
             pass
 
     def close(self) -> None:
-        """End everything."""
         self.transport.close()
         self.transport.release_memory()
         self._listener.close()
@@ -148,7 +165,7 @@ class Bench:
 
 @contextmanager
 def bench(kind: str, guard: StoreGuard = StoreGuard()) -> Iterator[Bench]:  # noqa: B008 - it never changes
-    """A store of this kind."""
+    """Create a store of this kind, and check that it closes its descriptors."""
     with pytest.MonkeyPatch.context() as patch:
         choose(kind, patch)
         made = Bench(guard)

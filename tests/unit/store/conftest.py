@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,11 +10,11 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store.server import StoreServer, StoreThread
-from tests.unit.store.both import KINDS, choose
+from tests.unit.store.both import KINDS, choose, logged
 
 
 class SharedPort:
-    """A server that reads a connection's first bytes and hands it over to a store, as a static job's port does."""
+    """A server that reads a connection's first bytes and passes it to a store, as a static job's port does."""
 
     def __init__(self) -> None:
         self._listener = listening_socket("127.0.0.1", 0)
@@ -35,7 +34,6 @@ class SharedPort:
             self._store.add_connection(client, data)
 
     def close(self) -> None:
-        """End it and its connections."""
         with socket.create_connection(("127.0.0.1", self.port)) as last:
             last.sendall(b"close")
             self._thread.join()
@@ -45,15 +43,14 @@ class SharedPort:
 
 @pytest.fixture(name="core", params=KINDS)
 def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Servers are of the one kind, then of the other."""
+    """Run the test with each kind of server."""
     choose(request.param, monkeypatch)
-    kind: str = request.param
-    return kind
+    return str(request.param)
 
 
 @pytest.fixture(name="server", params=[*KINDS, *(f"adopted-{kind}" for kind in KINDS)])
 def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer | SharedPort]:
-    """A server on 127.0.0.1 by each store, with its connections accepted by the store and handed over to it."""
+    """A server on 127.0.0.1 of each kind, which accepts its connections or adopts them."""
     choose(request.param.removeprefix("adopted-"), monkeypatch)
     server: StoreServer | SharedPort = (
         SharedPort() if request.param.startswith("adopted-") else StoreServer("127.0.0.1")
@@ -62,22 +59,8 @@ def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     server.close()
 
 
-class Lines(logging.Handler):
-    """Keeps what was logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append(f"{record.levelname}: {record.getMessage()}")
-
-
 @pytest.fixture(name="lines")
 def _lines() -> Iterator[list[str]]:
-    """What the store logs during the test."""
-    handler = Lines()
-    logger = logging.getLogger("rallypoint.store")
-    logger.addHandler(handler)
-    yield handler.seen
-    logger.removeHandler(handler)
+    """The lines that the store logs during the test."""
+    with logged() as lines:
+        yield lines

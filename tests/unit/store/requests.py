@@ -57,7 +57,7 @@ WAITING = st.one_of(
     st.none(),
 )
 WAITING_STEPS = st.lists(st.tuples(CLIENTS, WAITING), max_size=30)
-"""Clients and their requests; None is a client that leaves."""
+"""Clients and their requests; a client with None leaves."""
 
 
 def stream(sent: Iterable[wire.Request]) -> bytes:
@@ -66,7 +66,7 @@ def stream(sent: Iterable[wire.Request]) -> bytes:
 
 
 def arriving(sent: Iterable[wire.Request]) -> list[wire.Request]:
-    """The requests as a server sees them: MULTI_SET comes as one SET for each pair."""
+    """The requests as a decoder returns them: MULTI_SET as one SET for each pair."""
     seen: list[wire.Request] = []
     for request in sent:
         if isinstance(request, wire.MultiSet) and request.pairs:
@@ -76,18 +76,8 @@ def arriving(sent: Iterable[wire.Request]) -> list[wire.Request]:
     return seen
 
 
-def decode(pieces: Iterable[bytes]) -> list[wire.Request]:
-    """All requests in a stream that arrives in these pieces."""
-    decoder = Decoder()
-    found: list[wire.Request] = []
-    for piece in pieces:
-        decoder.feed(piece)
-        found += rest(decoder)
-    return found
-
-
 def rest(decoder: Decoder) -> Iterator[wire.Request]:
-    """All requests that are whole."""
+    """All complete requests."""
     while (request := decoder.next()) is not None:
         yield wire.typed(*request)
 

@@ -1,4 +1,4 @@
-"""A client of the store that is only a socket, for bytes that no real client would send."""
+"""A raw client of the store, for bytes that no real client would send."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import TracebackType
 from tests import typed_requests as wire
 
 DEADLINE = 120.0
-"""Seconds after which a test that waits for bytes fails; nothing takes nearly so long."""
+"""Seconds after which a test that waits for bytes fails."""
 
 
 class Raw:
-    """A connection to a store's server; greeted unless told otherwise."""
+    """A connection to a store's server."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", greet: bool = True, receive_buffer: int = 0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -43,12 +43,12 @@ class Raw:
         self.socket.sendall(data)
 
     def reads_fast(self) -> None:
-        """Wait for what comes, and take it in large pieces: a client that was slow until now is so no longer."""
+        """Read in large pieces from now on."""
         self.socket.settimeout(DEADLINE)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
 
     def receive(self, size: int) -> bytes:
-        """Exactly so many bytes, or fewer if the connection closes."""
+        """Read `size` bytes, or fewer if the connection closes."""
         data, have = memoryview(bytearray(size)), 0
         while have < size and (more := self.socket.recv_into(data[have:])):
             have += more
@@ -59,12 +59,12 @@ class Raw:
         return self.receive(struct.unpack("<Q", self.receive(8))[0])
 
     def ping(self) -> bool:
-        """Whether the server answers. All requests sent before have been executed then."""
+        """Whether the server answers; then it has executed all earlier requests."""
         self.send(wire.Ping(7))
         return self.receive(4) == b"\x07\0\0\0"
 
     def closed(self) -> bool:
-        """Wait until the server closes; whether nothing came before."""
+        """Wait until the server closes or sends something; return whether it closed."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:

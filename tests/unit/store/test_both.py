@@ -1,13 +1,12 @@
-"""The store in Python and the store in C do the same, whatever arrives and however it is split."""
+"""The stores in Python and C behave the same, whatever arrives and however it is split."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,25 +15,15 @@ from hypothesis import strategies as st
 from rallypoint.base.endpoint import listening_socket
 from tests import typed_requests as wire
 from tests.effort import examples
-from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
-from tests.unit.store.conftest import Lines
+from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, logged, no_more_descriptors
 from tests.unit.store.requests import NAMES, REQUESTS, STEPS, WAITING_STEPS, stream
 
 compiled = pytest.mark.skipif(not is_compiled(), reason="the store in C was not built")
 both = pytest.mark.parametrize("kind", [pytest.param(kind, marks=[compiled] * (kind != "python")) for kind in KINDS])
 
 
-@contextmanager
-def logged() -> Iterator[list[str]]:
-    """What the store logs meanwhile."""
-    handler, logger = Lines(), logging.getLogger("rallypoint.store")
-    logger.addHandler(handler)
-    yield handler.seen
-    logger.removeHandler(handler)
-
-
 def played(kind: str, steps: Sequence[tuple[str, wire.Request | None]]) -> list[bytes]:
-    """What all clients have received after each step; None is a client that leaves, and comes back as another."""
+    """What all clients have received after each step; with None, a client leaves and another takes its place."""
     seen = []
     with bench(kind) as it, logged():
         peers = {name: it.connect() for name in NAMES}
@@ -45,15 +34,25 @@ def played(kind: str, steps: Sequence[tuple[str, wire.Request | None]]) -> list[
                 peers[client] = it.connect()
             else:
                 it.send(peers[client], wire.encode(request))
-            received = [peer.received() for peer in peers.values()]
-            seen += [bytes(sorted(each)) if isinstance(request, wire.ListKeys) else each for each in received]
+            received = [peer.received() + b"closed" * peer.closed for peer in peers.values()]
+            seen += [bytes(sorted(data)) if isinstance(request, wire.ListKeys) else data for data in received]
     return seen
 
 
+K, L, PUSH = wire.Wait([b"k"]), wire.Wait([b"l"]), wire.QueuePush(b"k", b"")
+
+
+# The surprising rows of contract section 9.3
 @compiled
+@example([("A", K), ("B", wire.CompareSet(b"k", b"x", b"y")), ("B", wire.Check([b"k"]))])
+@example([("A", wire.Wait([b"k", b"l"])), ("B", K), ("C", K), ("A", PUSH), ("A", wire.Set(b"l", b"")), ("A", PUSH)])
+@example([("B", PUSH), ("A", wire.Wait([b"k", b"l"])), ("B", wire.Set(b"l", b"")), ("B", PUSH)])
+@example([("C", K), *[(name, wire.Barrier(b"k", 2)) for name in "ABA"], ("A", wire.Get(b"k"))])
+@example([("A", K), ("A", L), ("B", wire.Barrier(b"l", 1)), ("B", wire.Set(b"k", b""))])
+@example([("A", K), ("A", wire.Barrier(b"l", 2)), ("B", wire.Barrier(b"l", 1)), ("B", wire.Set(b"k", b""))])
 @given(steps=st.one_of(STEPS, WAITING_STEPS))
 @settings(max_examples=examples(200), deadline=None)
-def test_the_store_in_c_does_what_the_plain_one_does(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
+def test_both_stores_give_the_same_replies(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
     assert played("compiled", steps) == played("python", steps)
 
 
@@ -61,7 +60,7 @@ Step = tuple[int, bytes]
 
 
 def outcome(kind: str, pieces: Sequence[Step]) -> tuple[list[bytes], list[bool], list[str]]:
-    """What three clients get who send these pieces in turn, whether they were closed, and what was logged."""
+    """Replies to three clients that send these pieces in turn, whether they were closed, and the log lines."""
     with bench(kind) as it, logged() as lines:
         peers = [it.connect(greet=False) for _ in range(3)]
         received = [b""] * 3
@@ -73,7 +72,7 @@ def outcome(kind: str, pieces: Sequence[Step]) -> tuple[list[bytes], list[bool],
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Step]:
-    """The pieces of three clients' streams, some of them damaged, as they may arrive."""
+    """Pieces of three clients' streams, some of them damaged."""
     pieces: list[list[Step]] = []
     for who in range(3):
         sent = draw(st.lists(REQUESTS.filter(lambda request: not isinstance(request, wire.ListKeys)), max_size=10))
@@ -88,7 +87,7 @@ def streams(draw: st.DrawFn) -> list[Step]:
 
 
 def of(who: int, *requests: wire.Request) -> Step:
-    """The piece in which a client greets and asks for all this."""
+    """A greeting and requests in one piece."""
     return who, b"".join(map(wire.encode, (wire.Validate(), *requests)))
 
 
@@ -102,7 +101,7 @@ WAITS, QUEUES = wire.Wait([b"q"]), (wire.QueuePush(b"q", b"1"), wire.QueuePop(b"
 @example([of(0, wire.Set(b"n", b"9223372036854775808"), wire.Add(b"n", 0))])
 @given(pieces=streams())
 @settings(max_examples=examples(150), deadline=None)
-def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
+def test_both_stores_react_the_same_to_damaged_streams(pieces: list[Step]) -> None:
     expected, ours = outcome("python", pieces), outcome("compiled", pieces)
     if any(b"\x11" in piece for _, piece in pieces):  # damage can make a LIST_KEYS, which has no order
         expected = [bytes(sorted(data)) for data in expected[0]], *expected[1:]
@@ -113,10 +112,8 @@ def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
 @both
 @given(sent=st.lists(REQUESTS, min_size=1, max_size=6), data=st.data())
 @settings(max_examples=examples(40), deadline=None)
-def test_a_client_that_reads_little_by_little_misses_nothing(
-    kind: str, sent: list[wire.Request], data: st.DataObject
-) -> None:
-    """Values of all sizes, for a client that takes a part of what has come, as for one that takes all of it."""
+def test_slow_readers_get_all_replies(kind: str, sent: list[wire.Request], data: st.DataObject) -> None:
+
     size = data.draw(st.sampled_from([10, 5_000, 70_000, 300_000]))
     requests: list[wire.Request] = [wire.Set(b"a", bytes(size)), wire.Append(b"b", b"b" * size)]
     for request in sent:
@@ -131,7 +128,7 @@ def test_a_client_that_reads_little_by_little_misses_nothing(
 
 
 def taken(it: Bench, peer: Peer, whole: bytes, most: int) -> bytes:
-    """Send as much as goes, let the store work, read at most so much, and again until the last reply has come."""
+    """Send as much as possible, then read at most `most` bytes, until the last reply has come."""
     replies = b""
     while not replies.endswith(b"\x98\xba\xdc\xfe"):
         if whole:
@@ -145,7 +142,7 @@ def taken(it: Bench, peer: Peer, whole: bytes, most: int) -> bytes:
 
 @both
 def test_many_keys_arrive_in_linear_time(kind: str) -> None:
-    """A request of 100,000 keys in small pieces: if each piece cost a look at all keys before it, this took minutes."""
+    """A request of 100,000 keys in small pieces would take minutes in quadratic time."""
     keys = [b"%08d" % number for number in range(100_000)]
     whole = wire.encode(wire.Check(keys))
     with bench(kind) as it:
@@ -156,8 +153,8 @@ def test_many_keys_arrive_in_linear_time(kind: str) -> None:
 
 
 @both
-def test_what_has_left_is_woken_by_nobody(kind: str) -> None:
-    """A client waits for 1,000 keys, asks for something and goes, while others wake it."""
+def test_clients_that_left_while_waiting_are_forgotten(kind: str) -> None:
+    """Clients wait for 1,000 keys, send a request and leave, then the keys are set."""
     keys = [b"%d" % number for number in range(1000)]
     with bench(kind) as it:
         other = it.connect()
@@ -174,8 +171,8 @@ def test_what_has_left_is_woken_by_nobody(kind: str) -> None:
 
 
 @both
-def test_a_connection_that_another_process_has_too_is_over_when_it_is_closed(kind: str) -> None:
-    """A worker that was forked from the agent has its sockets: an epoll set would go on telling of them."""
+def test_connections_that_a_forked_process_shares_are_closed(kind: str) -> None:
+    """A worker forked from the agent keeps its sockets open: an epoll set would still report them."""
     with bench(kind) as it:
         before = watched(it)
         peer = it.connect()
@@ -190,24 +187,17 @@ def test_a_connection_that_another_process_has_too_is_over_when_it_is_closed(kin
 
 
 def watched(it: Bench) -> set[int]:
-    """The descriptors in the store's epoll set, which is the one that has its eventfd."""
-    sets = [members(descriptor) for descriptor in os.listdir("/proc/self/fd")]
-    (mine,) = [found for found in sets if it.wake in found]
-    return mine
-
-
-def members(descriptor: str) -> set[int]:
-    """The descriptors in an epoll set; none in anything else."""
-    try:
-        with open(f"/proc/self/fdinfo/{descriptor}") as lines:
-            return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
-    except FileNotFoundError:  # the one that listed them
-        return set()
+    """The descriptors in the store's epoll set: the one with its eventfd."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError), open(f"/proc/self/fdinfo/{descriptor}") as lines:
+            found = {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+            if it.wake in found:
+                return found
+    raise AssertionError("the store has no epoll set")
 
 
 @both
-def test_a_value_that_is_on_its_way_stays_as_it_is(kind: str) -> None:
-    """It is replaced, lengthened and deleted while most of it waits for its reader."""
+def test_changes_do_not_affect_values_being_sent(kind: str) -> None:
     value = os.urandom(2_000_000)
     with bench(kind) as it:
         slow, other = it.connect(buffer=4096), it.connect()
@@ -216,15 +206,21 @@ def test_a_value_that_is_on_its_way_stays_as_it_is(kind: str) -> None:
         changes = (wire.Append(b"k", b"x" * 3_000_000), wire.Set(b"k", bytes(2_000_000)), wire.DeleteKey(b"k"))
         for change in changes:
             it.send(other, wire.encode(change))
-        found = b""
-        while len(found) < len(value) + 8:
-            found += slow.received()
-            it.turn()
-        assert found == wire.string(value)
+        assert read(it, slow, len(value) + 8) == wire.string(value)
+
+
+def read(it: Bench, peer: Peer, size: int) -> bytes:
+    """Read exactly `size` bytes while the store works."""
+    found = b""
+    while len(found) < size:
+        it.transport.run_once()
+        found += peer.received(size - len(found))
+        assert not peer.closed
+    return found
 
 
 @both
-def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> None:
+def test_without_descriptors_the_store_retries(kind: str) -> None:
     with bench(kind) as it, logged() as lines, ExitStack() as clients:
         connected = [clients.enter_context(socket.create_connection(("127.0.0.1", it.port), 30)) for _ in range(3)]
         with no_more_descriptors():
@@ -237,7 +233,7 @@ def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> Non
         for client in connected:
             client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(3)))
         before = watched(it)
-        while len(watched(it)) < len(before) + 1 + len(connected):  # the listening socket, and who came by it
+        while len(watched(it)) < len(before) + 1 + len(connected):  # the listening socket and the clients
             it.turn()
         it.turn()
         for client in connected:
@@ -245,7 +241,7 @@ def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> Non
 
 
 @compiled
-def test_the_store_in_c_is_used_by_one_at_a_time_and_not_after_its_end() -> None:
+def test_native_sockets_cannot_be_used_after_close() -> None:
     from rallypoint.store._native import Sockets
 
     with listening_socket("127.0.0.1", 0) as listener, ExitStack() as stack:

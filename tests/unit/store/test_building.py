@@ -1,4 +1,4 @@
-"""The store in C is built where possible, from the sources that exist, and is not missed where not."""
+"""Building the store in C, where there is a compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(not can_build(), reason="there is no compile
 
 
 @needs_compiler
-def test_where_there_is_a_compiler_the_store_in_c_is_there_and_of_these_sources() -> None:
+def test_the_store_in_c_is_up_to_date() -> None:
     assert is_compiled(), "reinstall it, or run `python build_native.py`"
     from rallypoint.store import _native
 
@@ -35,21 +35,20 @@ def test_where_there_is_a_compiler_the_store_in_c_is_there_and_of_these_sources(
 
 
 @needs_compiler
-def test_the_compiler_has_nothing_to_say(tmp_path: Path) -> None:
+def test_the_compiler_gives_no_warnings(tmp_path: Path) -> None:
     built = build_native.build(tmp_path / "_native.abi3.so", "-Werror")
     assert list(tmp_path.iterdir()) == [built]
 
 
-def test_no_format_has_a_size_that_depends_on_the_headers() -> None:
-    """What is built by the headers of Python 3.13 has to work under 3.11, where `y#` of these headers is refused."""
+def test_formats_have_no_sizes() -> None:
+    """A module built with the headers of Python 3.13 must work under 3.11, which refuses their `y#`."""
     texts = {path.name: path.read_text() for path in build_native.SOURCES.glob("*.c")}
     assert [name for name, text in texts.items() if re.search(r'"[^"\n]*#[^"\n]*"', text)] == []
 
 
 @needs_compiler
-@pytest.mark.skipif(shutil.which("readelf") is None, reason="there is no readelf to look into the module with")
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
 def test_the_module_is_hardened() -> None:
-    """Its stack is guarded and not executable, and no table of functions can be written to."""
 
     def shown(*what: str) -> str:
         command = ["readelf", *what, str(build_native.BUILT)]
@@ -71,7 +70,7 @@ def test_the_module_is_hardened() -> None:
         ("false", "the compiler 'false' failed: exit code 1"),
     ],
 )
-def test_without_a_working_compiler_nothing_is_left(
+def test_a_failed_build_removes_the_old_module(
     compiler: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", compiler)
@@ -83,7 +82,7 @@ def test_without_a_working_compiler_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_headers_of_python_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_headers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
     with pytest.raises(build_native.NotBuiltError, match=r"headers of Python are not installed .*Python\.h"):
         build_native.compiler()

@@ -1,4 +1,4 @@
-"""The client: connecting, waiting, and everything that can go wrong with a server."""
+"""The client: connecting, waiting, and errors of the server."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ import pytest
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import client
 from rallypoint.store.client import TCPStore
-from rallypoint.store.errors import (
-    StoreConnectionError,
-    StoreError,
-    StoreProtocolError,
-    StoreTimeoutError,
-)
+from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
 from rallypoint.store.server import StoreServer
 from tests import typed_requests as wire
 from tests.interrupts import interrupt_everywhere
 from tests.ports import free_port
 from tests.unit.store.sockets import DEADLINE, Raw
+from tests.waiting import at_once, in_thread
 
 GREETING = wire.encode(wire.Validate()) + wire.encode(wire.Ping(0))
 
 
 @contextlib.contextmanager
-def peer(script: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A server that does with its one connection what `script` says; gives its port."""
+def peer(script: Callable[[socket.socket], object], *, greets: bool = True) -> Iterator[int]:
+    """Greet as a store does, then run `script` with the server's one connection; yields its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(DEADLINE)
 
@@ -39,6 +35,8 @@ def peer(script: Callable[[socket.socket], None]) -> Iterator[int]:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(DEADLINE)
+            if greets:
+                connection.sendall(connection.recv(len(GREETING), socket.MSG_WAITALL)[-4:])
             script(connection)
 
     thread = threading.Thread(target=serve)
@@ -50,18 +48,17 @@ def peer(script: Callable[[socket.socket], None]) -> Iterator[int]:
         listener.close()
 
 
-def greet(connection: socket.socket) -> None:
-    """Answer a client's greeting as a store does."""
-    greeting = connection.recv(len(GREETING), socket.MSG_WAITALL)
-    connection.sendall(greeting[-4:])
-
-
 def expect(connection: socket.socket, request: wire.Request) -> None:
     data = wire.encode(request)
     assert connection.recv(len(data), socket.MSG_WAITALL) == data
 
 
-def test_a_server_that_comes_later_is_found() -> None:
+def read_to_end(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
+
+
+def test_the_client_waits_for_its_server() -> None:
     port = free_port()
     servers: list[StoreServer] = []
     timer = threading.Timer(0.1, lambda: servers.append(StoreServer("127.0.0.1", port)))
@@ -76,15 +73,24 @@ def test_a_server_that_comes_later_is_found() -> None:
     ("host", "why"),
     [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "[Nn]ame|resolution")],
 )
-def test_no_server_is_one_sentence(host: str, why: str) -> None:
+def test_a_missing_server_is_reported(host: str, why: str) -> None:
     port = free_port()
     with pytest.raises(StoreConnectionError, match=rf"no store answered at {host}:{port} within 0.05 s \(.*({why})"):
         TCPStore(host, port, timeout=0.05)
 
 
-def test_a_service_that_never_answers_is_left_at_the_deadline() -> None:
+def test_a_server_that_is_no_store_is_reported() -> None:
+    def http(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
     with (
-        peer(_read_to_end) as port,
+        peer(http, greets=False) as port,
+        pytest.raises(StoreProtocolError, match=rf"127.0.0.1:{port} is not a store: .*b'HTTP'"),
+    ):
+        TCPStore("127.0.0.1", port, timeout=DEADLINE)
+    with (
+        peer(read_to_end, greets=False) as port,
         pytest.raises(
             StoreConnectionError, match=r"within 1 s \(.*accepted the connection but did not answer the greeting"
         ),
@@ -92,63 +98,32 @@ def test_a_service_that_never_answers_is_left_at_the_deadline() -> None:
         TCPStore("127.0.0.1", port, timeout=1.0)
 
 
-def _read_to_end(connection: socket.socket) -> None:
-    while connection.recv(4096):
-        pass
-
-
-def test_a_foreign_service_is_named_at_once() -> None:
-    def http(connection: socket.socket) -> None:
-        connection.recv(4096)
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    with peer(http) as port, pytest.raises(StoreProtocolError, match=rf"127.0.0.1:{port} is not a store: .*b'HTTP'"):
-        TCPStore("127.0.0.1", port, timeout=DEADLINE)
-
-
-def test_store_errors_are_runtime_errors_as_torchs_are() -> None:
-    assert issubclass(StoreError, RuntimeError)
-
-
-def test_the_server_sees_the_keys_with_a_slash_and_init_without() -> None:
+def test_keys_on_the_wire() -> None:
     with StoreServer() as server, TCPStore("127.0.0.1", server.port, world_size=2) as store, Raw(server.port) as raw:
         store.set("k", "")
         assert store.num_keys() == 2
         raw.send(wire.ListKeys())
         assert raw.receive(8) == wire.I64.pack(2)
         assert {raw.value(), raw.value()} == {b"/k", b"init/"}
-        assert store.list_keys() == ["k"]
+        raw.send(wire.DeleteKey(b"/k"), wire.Set(b"/\xff\xfe", b"v"))
+        raw.receive(8)
+        (key,) = store.list_keys()
+        assert store.get(key) == b"v", "keys need not be text"
 
 
-def test_the_master_waits_for_its_workers() -> None:
+def test_the_master_waits_for_workers() -> None:
     with pytest.raises(StoreTimeoutError, match="only 1 of 2 clients connected"):
         TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=1.0)
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    workers: list[TCPStore] = []
-    worker = threading.Thread(target=lambda: workers.append(TCPStore("127.0.0.1", port, world_size=2)))
-    worker.start()
+    worker = in_thread(lambda: TCPStore("127.0.0.1", port, world_size=2))
     with TCPStore("127.0.0.1", port, 2, is_master=True, master_listen_fd=listener.detach()) as master:
-        worker.join(DEADLINE)
         assert master.port == port
-        workers[0].close()
+        worker().close()
 
 
-def test_stores_share_one_server_until_the_last_has_left() -> None:
-    first = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
-    second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True)
-    first.set("k", "v")
-    first.close()
-    first.close()
-    assert second.get("k") == b"v"
-    second.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", second.port))
-
-
-def test_a_wait_granted_while_it_is_cancelled_is_granted() -> None:
+def test_a_wait_that_ends_while_it_is_cancelled_succeeds() -> None:
     def script(connection: socket.socket) -> None:
-        greet(connection)
         expect(connection, wire.Wait([b"/k"]))
         expect(connection, wire.CancelWait())
         connection.sendall(wire.DONE + wire.CANCELLED)
@@ -160,26 +135,13 @@ def test_a_wait_granted_while_it_is_cancelled_is_granted() -> None:
         assert store.get("k") == b"v"
 
 
-def test_many_timed_out_waits_leave_replies_in_step() -> None:
-    """Keys come just when waits for them end: whichever is first, what follows is answered right."""
-    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store, Raw(server.port) as other:
-        for number in range(200):
-            key = f"k{number}"
-            other.send(wire.Ping(7))
-            other.receive(number % 5)
-            other.send(wire.Set(b"/" + key.encode(), b"v"))
-            with contextlib.suppress(StoreTimeoutError):
-                store.wait([key], number / 1e6)
-            assert store.add("n", 1) == number + 1
-
-
 class Interrupted(Exception):
-    """Raised by a signal handler, as a KeyboardInterrupt is."""
+    """Raised by a signal handler, like KeyboardInterrupt."""
 
 
 @contextlib.contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Interrupt what the main thread does, once."""
+    """Interrupt the main thread once."""
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         raise Interrupted
@@ -193,7 +155,7 @@ def alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, former)
 
 
-def test_a_wait_that_a_signal_interrupts_is_taken_back() -> None:
+def test_an_interrupted_wait_is_cancelled() -> None:
     with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store, Raw(server.port) as other:
         with pytest.raises(Interrupted), alarm(0.05):
             store.wait(["k"])
@@ -202,7 +164,7 @@ def test_a_wait_that_a_signal_interrupts_is_taken_back() -> None:
         assert store.get("k") == b"v"
 
 
-def test_a_store_can_be_closed_while_the_signal_is_handled_that_has_interrupted_it() -> None:
+def test_a_signal_handler_can_close_the_store() -> None:
     with contextlib.closing(TCPStore("127.0.0.1", 0, is_master=True)) as server:
         server.set("key", "value")
         stores = [server.clone()]
@@ -215,12 +177,8 @@ def test_a_store_can_be_closed_while_the_signal_is_handled_that_has_interrupted_
         stores[-1].close()
 
 
-def test_an_operation_that_a_signal_interrupts_ends_the_store() -> None:
-    def script(connection: socket.socket) -> None:
-        greet(connection)
-        _read_to_end(connection)
-
-    with peer(script) as port, TCPStore("127.0.0.1", port) as store:
+def test_an_interrupted_operation_ends_the_store() -> None:
+    with peer(read_to_end) as port, TCPStore("127.0.0.1", port) as store:
         with pytest.raises(Interrupted), alarm(1.0):
             store.num_keys()
         with pytest.raises(StoreConnectionError, match=r"cannot be used any more: Interrupted; open a new store"):
@@ -228,9 +186,8 @@ def test_an_operation_that_a_signal_interrupts_ends_the_store() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"", b"\x08\0\0"])
-def test_a_server_that_goes_away_in_the_middle_is_one_sentence(reply: bytes) -> None:
+def test_a_server_that_closes_mid_reply_is_reported(reply: bytes) -> None:
     def script(connection: socket.socket) -> None:
-        greet(connection)
         expect(connection, wire.NumKeys())
         connection.sendall(reply)
 
@@ -246,23 +203,17 @@ def test_a_server_that_goes_away_in_the_middle_is_one_sentence(reply: bytes) -> 
     [lambda store: store.num_keys(), lambda store: store.check(["k"]), lambda store: store.get("k")],
     ids=["num_keys", "check", "get"],
 )
-def test_a_server_that_does_not_answer_is_a_timeout(
-    monkeypatch: pytest.MonkeyPatch, use: Callable[[TCPStore], object]
-) -> None:
+def test_a_silent_server_is_a_timeout(monkeypatch: pytest.MonkeyPatch, use: Callable[[TCPStore], object]) -> None:
     monkeypatch.setattr(client, "_ANSWER", 0.1)
     monkeypatch.setattr(client, "_CANCEL_ANSWER", 0.1)
-    over = threading.Event()
+    end = threading.Event()
 
-    def script(connection: socket.socket) -> None:
-        greet(connection)
-        over.wait(DEADLINE)
-
-    with peer(script) as port, TCPStore("127.0.0.1", port, timeout=0.1) as store:
+    with peer(lambda _: end.wait(DEADLINE)) as port, TCPStore("127.0.0.1", port, timeout=0.1) as store:
         with pytest.raises(StoreTimeoutError, match=f"the store at 127.0.0.1:{port} does not answer"):
             use(store)
         with pytest.raises(StoreConnectionError, match=r"cannot be used any more: .* arrived in time"):
             use(store)
-        over.set()
+        end.set()
 
 
 @pytest.mark.parametrize(
@@ -274,12 +225,11 @@ def test_a_server_that_does_not_answer_is_a_timeout(
         (b"\x07", lambda store: store.wait(["k"])),
     ],
 )
-def test_replies_that_no_store_gives(reply: bytes, use: Callable[[TCPStore], object]) -> None:
+def test_invalid_replies_are_reported(reply: bytes, use: Callable[[TCPStore], object]) -> None:
     def script(connection: socket.socket) -> None:
-        greet(connection)
         connection.recv(4096)
         connection.sendall(reply)
-        _read_to_end(connection)
+        read_to_end(connection)
 
     with peer(script) as port, TCPStore("127.0.0.1", port) as store:
         with pytest.raises(StoreProtocolError, match=r"violates the protocol|not a store"):
@@ -291,26 +241,16 @@ def test_replies_that_no_store_gives(reply: bytes, use: Callable[[TCPStore], obj
 def test_closing_from_another_thread_ends_a_wait() -> None:
     with StoreServer() as server, Raw(server.port) as other:
         store = TCPStore("127.0.0.1", server.port)
-        ended: list[str] = []
-
-        def wait() -> None:
-            try:
-                store.wait(["a", "b"])
-            except StoreConnectionError as error:
-                ended.append(str(error))
-
-        thread = threading.Thread(target=wait)
-        thread.start()
+        wait = in_thread(lambda: store.wait(["a", "b"]))
         other.send(wire.Set(b"/a", b""))
         assert other.ping()
         store.close()
-        thread.join(DEADLINE)
-        assert len(ended) == 1
-        assert "it was closed" in ended[0]
+        with pytest.raises(StoreConnectionError, match="it was closed"):
+            wait()
         store.close()
 
 
-def test_keys_and_values_beyond_the_limits_are_refused_and_cost_nothing() -> None:
+def test_the_client_refuses_long_keys_and_values() -> None:
     with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
         with pytest.raises(StoreProtocolError, match="a key of 8193 bytes"):
             store.get("k" * 8192)
@@ -320,19 +260,7 @@ def test_keys_and_values_beyond_the_limits_are_refused_and_cost_nothing() -> Non
         assert store.get("k" * 8191) == bytes(8388608)
 
 
-def test_keys_that_are_no_text_are_listed_so_that_they_can_be_asked_for() -> None:
-    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store, Raw(server.port) as other:
-        other.send(wire.Set(b"/\xff\xfe", b"v"))
-        assert other.ping()
-        (key,) = store.list_keys()
-        assert store.get(key) == b"v"
-
-
 def test_threads_share_a_store() -> None:
     with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
-        threads = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(200)]) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE)
+        at_once(*[lambda: [store.add("n", 1) for _ in range(200)]] * 5)
         assert store.add("n", 0) == 1000

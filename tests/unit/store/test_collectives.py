@@ -23,7 +23,7 @@ def at_once(work: Callable[[int], object], ranks: range = range(WORLD)) -> list[
         return [future.result() for future in [threads.submit(work, rank) for rank in ranks]]
 
 
-def test_a_timeout_is_set_and_set_back_whatever_happens() -> None:
+def test_store_timeout_restores_the_timeout() -> None:
     store = HashStore(5)
     with store_timeout(store, 7):
         assert store.timeout == timedelta(seconds=7)
@@ -33,7 +33,7 @@ def test_a_timeout_is_set_and_set_back_whatever_happens() -> None:
     assert store.timeout == timedelta(seconds=5)
 
 
-def test_everybody_gets_what_everybody_gave() -> None:
+def test_synchronize() -> None:
     store = HashStore(5)
     given = [f"data{rank}".encode() for rank in range(WORLD)]
     found = at_once(lambda rank: synchronize(store.clone(), given[rank], rank, WORLD, "sync", TIMEOUT))
@@ -43,48 +43,36 @@ def test_everybody_gets_what_everybody_gave() -> None:
         "sync/finished/num_members",
         "sync/finished/last_member",
     }
-
-
-def _with_keys() -> HashStore:
-    store = HashStore(0.05)
-    store.multi_set(["k0", "k1"], [b"a", b"b"])
-    return store
-
-
-def test_rank_0_reads_last() -> None:
-    store = _with_keys()
-    assert get_all(store, 1, "k", 2) == [b"a", b"b"]
-    assert get_all(store, 0, "k", 2) == [b"a", b"b"]
     with pytest.raises(StoreTimeoutError):
-        get_all(_with_keys(), 0, "k", 2)  # nobody else has read
-
-
-def test_who_does_not_come_ends_it_and_the_timeout_is_as_before() -> None:
-    store = HashStore(5)
-    with pytest.raises(StoreTimeoutError):
-        synchronize(store, b"x", 0, 2, "k", 0.05)
+        synchronize(store, b"x", 0, 2, "alone", 0.05)
     assert store.timeout == timedelta(seconds=5)
 
 
-def test_a_barrier_opens_when_all_have_come() -> None:
+def test_rank_0_reads_last() -> None:
+    store = HashStore(0.05)
+    store.multi_set(["k0", "k1"], [b"a", b"b"])
+    with pytest.raises(StoreTimeoutError):
+        get_all(store, 0, "k", 2)
+    assert get_all(store, 1, "k", 2) == [b"a", b"b"]
+    assert get_all(store, 0, "k", 2) == [b"a", b"b"]
+
+
+def test_barrier() -> None:
+    store = HashStore(5)
+    with pytest.raises(StoreTimeoutError):
+        barrier(store, 2, "b", 0.05)
+    assert store.list_keys() == ["b/num_members"]
     store = HashStore(5)
     at_once(lambda rank: barrier(store.clone(), WORLD, "b", TIMEOUT, rank))
     assert sorted(store.list_keys()) == ["b/last_member", "b/num_members"]
 
 
-def test_a_barrier_without_ranks_names_nobody() -> None:
-    store = HashStore(5)
-    with pytest.raises(StoreTimeoutError):
-        barrier(store, 2, "b", 0.05)
-    assert store.list_keys() == ["b/num_members"]
-
-
-def test_rank_0_names_those_who_did_not_come() -> None:
+def test_rank_0_names_missing_ranks() -> None:
     store = HashStore(5)
 
     def come(rank: int) -> StoreError | None:
         try:
-            barrier(store.clone(), 5, "b", 0.1, rank, lambda each: f"host{each}", 2.0)
+            barrier(store.clone(), 5, "b", 0.1, rank, lambda number: f"host{number}", 2.0)
         except StoreError as error:
             return error
         return None
@@ -92,16 +80,16 @@ def test_rank_0_names_those_who_did_not_come() -> None:
     first, second, third = at_once(come, range(3))
     assert "missing_ranks=[host3, host4], timeout=0.1" in str(first)
     assert isinstance(first, StoreTimeoutError)
-    assert all("missing" not in str(each) for each in (second, third))
+    assert all("missing" not in str(error) for error in (second, third))
     assert store.check(["b/TRACING_GATE", "b2/TRACE"])
 
 
-def test_not_more_than_sixteen_are_named() -> None:
+def test_at_most_sixteen_missing_ranks_are_named() -> None:
     with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1, 2, .*, 15, 16\]"):
         barrier(HashStore(5), 40, "b", 0.05, 0, trace_timeout=0.05)
 
 
-def test_a_store_with_its_server_in_one_call() -> None:
+def test_create_c10d_store() -> None:
     with pytest.raises(StoreConnectionError, match="server_port=-1 is not a valid port"):
         create_c10d_store(False, "localhost")
     with pytest.raises(UserError, match="set server_port"):

@@ -1,9 +1,8 @@
-"""The decoder: any split gives the same requests, and no bytes cause more than an error."""
+"""Encoding and decoding requests (contract section 9.1): any split gives the same, and any bytes at most an error."""
 
 from __future__ import annotations
 
 import tracemalloc
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,22 +11,15 @@ from hypothesis import strategies as st
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.plain import Decoder
 from tests import typed_requests as wire
-from tests.unit.store.requests import REQUESTS, arriving, decode, rest, stream, typed
+from tests.processes import peak_below
+from tests.unit.store.requests import REQUESTS, arriving, rest, stream, typed
 
 GREETING = wire.encode(wire.Validate())
 
 
 @given(sent=st.lists(REQUESTS, max_size=12), data=st.data())
 def test_any_split_gives_the_same_requests(sent: list[wire.Request], data: st.DataObject) -> None:
-    whole = stream(sent)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=30)))
-    pieces = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
-    assert typed(decode(pieces)) == typed(arriving(sent))
-
-
-@given(sent=st.lists(REQUESTS, max_size=12), data=st.data())
-def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st.DataObject) -> None:
-    """A server that has no space for replies leaves requests where they are while more bytes arrive."""
+    """A server without room for replies leaves requests in the decoder while more bytes arrive."""
     whole = stream(sent)
     decoder = Decoder()
     found: list[wire.Request] = []
@@ -48,7 +40,7 @@ KEY = ONE + b"k"
 
 
 @pytest.mark.parametrize(
-    ("frame", "what"),
+    ("frame", "error"),
     [
         (b"\x03" + HUGE, "a key of 1152921504606846976 bytes"),
         (b"\x03" + (8193).to_bytes(8, "little"), "a key of 8193 bytes"),
@@ -63,43 +55,25 @@ KEY = ONE + b"k"
         (b"\x13", "unknown opcode"),
         (b"\xff", "unknown opcode"),
         (GREETING, "sent twice"),
+        # Just within the limits
+        (b"\x03" + (8192).to_bytes(8, "little"), ""),
+        (b"\x01" + KEY + (8388608).to_bytes(8, "little"), ""),
+        (b"\x06" + (131072).to_bytes(8, "little"), ""),
+        (b"\x0b" + (131072).to_bytes(8, "little"), ""),
     ],
 )
-def test_what_is_beyond_the_limits_is_refused_as_soon_as_it_is_read(frame: bytes, what: str) -> None:
+def test_limits_are_checked_as_soon_as_a_length_is_read(frame: bytes, error: str) -> None:
     decoder = Decoder()
-    tracemalloc.start()
-    try:
+    with peak_below(100_000):
         decoder.feed(GREETING + frame)
-        with pytest.raises(StoreProtocolError, match=what):
-            decoder.next()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 100_000
+        if error:
+            with pytest.raises(StoreProtocolError, match=error):
+                decoder.next()
+        else:
+            assert decoder.next() is None
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"\x03" + (8192).to_bytes(8, "little"),
-        b"\x01" + KEY + (8388608).to_bytes(8, "little"),
-        b"\x06" + (131072).to_bytes(8, "little"),
-        b"\x0b" + (131072).to_bytes(8, "little"),
-    ],
-)
-def test_what_is_just_within_the_limits_waits_for_more_without_taking_memory(frame: bytes) -> None:
-    decoder = Decoder()
-    tracemalloc.start()
-    try:
-        decoder.feed(GREETING + frame)
-        assert decoder.next() is None
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 100_000
-
-
-def test_a_pair_is_there_before_the_rest_of_its_frame() -> None:
+def test_pairs_are_decoded_before_the_end_of_their_request() -> None:
     decoder = Decoder()
     decoder.feed(GREETING + b"\x0b" + (2).to_bytes(8, "little") + KEY + ONE + b"v" + ONE)
     assert list(rest(decoder)) == [wire.Set(b"k", b"v")]
@@ -107,28 +81,41 @@ def test_a_pair_is_there_before_the_rest_of_its_frame() -> None:
     assert list(rest(decoder)) == [wire.Set(b"l", b"w")]
 
 
-def test_a_large_value_in_tiny_pieces_costs_no_more_than_its_bytes() -> None:
-    """Quadratic work would take minutes here, and a list of the pieces a hundred times their size."""
+def test_memory_of_a_large_value_in_small_pieces() -> None:
+    """In quadratic time this would take minutes."""
     value = bytes(range(256)) * 512
     whole = GREETING + wire.encode(wire.Set(b"k", value))
-    tracemalloc.start()
-    try:
-        found = decode(whole[i : i + 2] for i in range(0, len(whole), 2))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert found == [wire.Set(b"k", value)]
-    assert peak < 6 * len(value)
-
-
-def test_an_idle_decoder_lets_go_of_what_it_has_read() -> None:
     decoder = Decoder()
-    tracemalloc.start()
-    try:
-        decoder.feed(GREETING + wire.encode(wire.Set(b"k", bytes(1 << 20))))
-        assert decoder.next() is not None
+    with peak_below(6 * len(value)):
+        for start in range(0, len(whole), 2):
+            decoder.feed(whole[start : start + 2])
+            found = decoder.next()
+        assert found == (wire.Op.SET, (b"k", value))
+        del found
         assert decoder.next() is None
-        now, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert now < 100_000
+        assert tracemalloc.get_traced_memory()[0] < 100_000, "an idle decoder keeps no values"
+
+
+def test_recorded_bytes() -> None:
+    greeting = wire.encode(wire.Validate()) + wire.encode(wire.Ping(0x3916))
+    assert greeting == bytes.fromhex("00 ce f7 85 3c 0d 16 39 00 00")
+    assert wire.encode(wire.Set(b"/k", b"v")) == bytes.fromhex("01 0200000000000000 2f6b 0100000000000000 76")
+    assert wire.encode(wire.Wait([b"/k"])) == bytes.fromhex("06 0100000000000000 0200000000000000 2f6b")
+    assert wire.encode(wire.Get(b"/k")) == bytes.fromhex("03 0200000000000000 2f6b")
+
+
+@pytest.mark.parametrize(
+    ("fits", "too_much"),
+    [
+        (wire.Get(b"k" * 8192), wire.Get(b"k" * 8193)),
+        (wire.Set(b"", b"v" * 8388608), wire.Set(b"", b"v" * 8388609)),
+        (wire.QueuePush(b"", b"v" * 8388608), wire.QueuePush(b"", b"v" * 8388609)),
+        (wire.Check([b""] * 131072), wire.Check([b""] * 131073)),
+        (wire.MultiSet([(b"", b"")] * 131072), wire.MultiSet([(b"", b"")] * 131073)),
+    ],
+    ids=["key", "value", "pushed value", "keys", "pairs"],
+)
+def test_limits(fits: wire.Request, too_much: wire.Request) -> None:
+    assert wire.encode(fits)
+    with pytest.raises(StoreProtocolError, match="at most"):
+        wire.encode(too_much)

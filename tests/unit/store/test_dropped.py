@@ -1,9 +1,8 @@
-"""Stores that are garbage, and processes that end with open stores."""
+"""Garbage-collected stores, and processes that end with open stores."""
 
 from __future__ import annotations
 
 import sys
-import threading
 
 import pytest
 
@@ -11,13 +10,14 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError
 from tests.ports import free_port
 from tests.processes import completed
+from tests.waiting import at_once
 
 CIRCLE = """
 import gc, sys
 from rallypoint.store.client import TCPStore
 for number in range(4):
     store = TCPStore("localhost", int(sys.argv[1]), is_master=True)
-    if number % 2:  # the collector comes to what is older first, which is the socket then
+    if number % 2:  # the collector finalizes older objects first, here the socket
         younger = TCPStore.__new__(TCPStore)
         vars(younger).update(vars(store))
         vars(store).clear()
@@ -30,24 +30,28 @@ for number in range(4):
 
 
 @pytest.mark.process
-def test_a_store_that_is_dropped_in_a_circle_leaves_its_port_and_warns_of_nothing() -> None:
-    command = [sys.executable, "-W", "always", "-c", CIRCLE, str(free_port())]
-    done = completed(command)
+def test_a_garbage_store_frees_its_port_without_a_warning() -> None:
+    done = completed([sys.executable, "-W", "always", "-c", CIRCLE, str(free_port())])
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_shared_server_lives_as_long_as_one_store() -> None:
+def test_a_shared_server_ends_with_its_last_store() -> None:
     first = TCPStore("localhost", 0, is_master=True, multi_tenant=True)
+    second = TCPStore("localhost", first.port, is_master=True, multi_tenant=True)
+    third = TCPStore("localhost", first.port, is_master=True, multi_tenant=True)
+    first.set("key", "value")
     port = first.port
-    second = TCPStore("localhost", port, is_master=True, multi_tenant=True)
+    first.close()
+    first.close()
     del first
-    second.set("key", "value")
     del second
+    assert third.get("key") == b"value"
+    del third
     with pytest.raises(StoreConnectionError, match="within"):
         TCPStore("localhost", port, timeout=0.1)
 
 
-def test_a_clone_holds_no_server() -> None:
+def test_clones_do_not_keep_the_server_alive() -> None:
     store = TCPStore("localhost", 0, is_master=True)
     clone = store.clone()
     del store
@@ -56,18 +60,14 @@ def test_a_clone_holds_no_server() -> None:
     clone.close()
 
 
-def test_many_threads_drop_stores_of_one_server() -> None:
+def test_threads_drop_stores_of_one_server() -> None:
     first = TCPStore("localhost", 0, is_master=True, multi_tenant=True)
 
     def use() -> None:
         for _ in range(20):
             TCPStore("localhost", first.port, is_master=True, multi_tenant=True).add("count", 1)
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    at_once(*[use] * 4)
     assert first.add("count", 0) == 80
     first.close()
 
@@ -91,7 +91,5 @@ def rendezvous():
 @pytest.mark.parametrize("end", ["", "del kept; gc.collect()"], ids=["kept", "dropped"])
 @pytest.mark.parametrize("what", OPEN.values(), ids=OPEN)
 @pytest.mark.process
-def test_a_process_that_ends_with_something_open_says_nothing(what: str, end: str) -> None:
-    program = "\n".join([_IMPORTS, what, end])
-    ended = completed([sys.executable, "-c", program], check=True)
-    assert ended.stderr == ""
+def test_a_process_ends_silently_with_open_objects(what: str, end: str) -> None:
+    assert completed([sys.executable, "-c", f"{_IMPORTS}\n{what}\n{end}"], check=True).stderr == ""

@@ -1,4 +1,4 @@
-"""Behavior of the file store alone (contract section 9.7)."""
+"""The file store (contract section 9.7)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ from hypothesis import strategies as st
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
 from rallypoint.store.filestore import FileStore, removing, replay, setting
 from tests.interrupts import interrupt_everywhere
+from tests.processes import peak_below
+from tests.waiting import in_thread
 
 KEYS = st.sampled_from([b"/a", b"/b", b"refcount/", b"/", b"/-a"])
 CHANGES = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.binary(max_size=20))), max_size=20)
@@ -29,25 +30,23 @@ def _path(tmp_path: Path) -> str:
 
 
 @given(CHANGES)
-def test_records_replay_to_what_was_done(changes: list[tuple[bytes, bytes | None]]) -> None:
-    twin: dict[bytes, bytes] = {}
+def test_replay_gives_the_recorded_changes(changes: list[tuple[bytes, bytes | None]]) -> None:
+    expected: dict[bytes, bytes] = {}
     data = b""
     for key, value in changes:
         if value is None:
-            twin.pop(key, None)
+            expected.pop(key, None)
             data += removing(key)
         else:
-            twin[key] = value
+            expected[key] = value
             data += setting(key, value)
     content: dict[bytes, bytes] = {}
     replay(data, content)
-    assert content == twin
+    assert content == expected
 
 
 @given(CHANGES, st.data())
-def test_a_cut_or_foreign_file_is_an_error_and_nothing_worse(
-    changes: list[tuple[bytes, bytes | None]], data: st.DataObject
-) -> None:
+def test_a_damaged_file_is_an_error(changes: list[tuple[bytes, bytes | None]], data: st.DataObject) -> None:
     whole = b"".join(setting(key, value or b"") for key, value in changes)
     cut = data.draw(st.integers(0, len(whole)))
     content: dict[bytes, bytes] = {}
@@ -58,14 +57,13 @@ def test_a_cut_or_foreign_file_is_an_error_and_nothing_worse(
     assert set(content) <= {key for key, _ in changes} | {b""}
 
 
-def test_the_bytes_in_the_file(path: str) -> None:
+def test_file_format(path: str) -> None:
     store = FileStore(path)
+    assert (store.list_keys(), store.num_keys(), store.path) == ([], 0, path), "bookkeeping is not shown"
     store.set("a", "1")
     store.delete_key("a")
     store.close()
-    with open(path, "rb") as file:
-        data = file.read()
-    assert data == b"".join(
+    assert Path(path).read_bytes() == b"".join(
         [
             *(setting(b"refcount/", b"1"), setting(b"/a", b"1"), setting(b"-/a", b"")),
             *(setting(b"cleanup/", b"1"), setting(b"refcount/", b"0")),
@@ -74,7 +72,7 @@ def test_the_bytes_in_the_file(path: str) -> None:
     assert setting(b"/a", b"1") == bytes.fromhex("02000000 2f61 01000000 31")
 
 
-def test_the_last_of_the_world_removes_the_file(path: str) -> None:
+def test_the_last_process_removes_the_file(path: str) -> None:
     first, second = FileStore(path, 2), FileStore(path, 2)
     first.close()
     first.close()
@@ -86,19 +84,12 @@ def test_the_last_of_the_world_removes_the_file(path: str) -> None:
     assert os.path.exists(path)
     first, second = FileStore(path, 1), FileStore(path, 1)
     first.close()
-    assert os.path.exists(path), "one more than was foretold has it open"
+    assert os.path.exists(path), "one more than announced has it open"
     second.close()
     assert not os.path.exists(path)
 
 
-def test_bookkeeping_is_not_shown(path: str) -> None:
-    with FileStore(path) as store, store.clone():
-        assert store.list_keys() == []
-        assert store.num_keys() == 0
-        assert store.path == path
-
-
-def test_a_file_that_goes_away_under_a_waiter_and_comes_back(path: str) -> None:
+def test_a_deleted_file_can_be_created_again(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "old")
         os.unlink(path)
@@ -106,35 +97,22 @@ def test_a_file_that_goes_away_under_a_waiter_and_comes_back(path: str) -> None:
         with pytest.raises(StoreTimeoutError):
             store.wait(["k"], 0.03)
         assert not os.path.exists(path)
-        got: list[bytes] = []
-        thread = threading.Thread(target=lambda: got.append(store.get("k")))
-        thread.start()
+        got = in_thread(lambda: store.get("k"))
         with FileStore(path) as other:
             other.set("k", "new")
-        thread.join(30)
-        assert got == [b"new"]
-
-
-@pytest.mark.parametrize("content", [b"#!/bin/sh\necho hello\n", setting(b"/k", b"v")[:-1]])
-def test_a_file_that_is_no_store_is_left_as_it_is(path: str, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-    with pytest.raises(StoreProtocolError, match=r"cannot be read as a store .*; use another path"):
-        FileStore(path)
-    with open(path, "rb") as file:
-        assert file.read() == content
+        assert got() == b"new"
 
 
 @pytest.mark.parametrize("cut", [1, 4, 7, 4100])
-def test_a_record_that_a_killed_writer_left_in_half_counts_as_not_written(path: str, cut: int) -> None:
-    """A fatal signal ends write(2) between two pages."""
+def test_an_incomplete_record_is_ignored(path: str, cut: int) -> None:
+    """A fatal signal can interrupt write(2) between two pages."""
     with FileStore(path) as killed, FileStore(path) as reader, FileStore(path) as writer:
         killed.set("a", "1")
         assert reader.get("a") == b"1"
         whole = os.path.getsize(path)
         killed.set("b", bytes(6000))
         os.truncate(path, whole + cut)
-        assert reader.list_keys() == ["a"], "one that reads changes nothing"
+        assert reader.list_keys() == ["a"], "a reader changes nothing"
         assert os.path.getsize(path) == whole + cut
         with FileStore(path) as late:
             assert late.list_keys() == ["a"]
@@ -143,18 +121,15 @@ def test_a_record_that_a_killed_writer_left_in_half_counts_as_not_written(path: 
         assert killed.list_keys() == ["a", "c"]
 
 
-def test_a_first_record_in_half_is_written_anew(path: str) -> None:
-    FileStore(path).close()
+def test_an_incomplete_first_record_is_overwritten(path: str) -> None:
     for size in range(1, 22):
-        os.truncate(path, 0)
-        with open(path, "wb") as file:
-            file.write(setting(b"refcount/", b"1")[:size])
+        Path(path).write_bytes(setting(b"refcount/", b"1")[:size])
         with FileStore(path) as store:
             store.set("a", "1")
             assert store.list_keys() == ["a"]
 
 
-def test_a_file_is_written_anew_above_some_size(path: str) -> None:
+def test_large_files_are_compacted(path: str) -> None:
     with (
         FileStore(path, compact_above=10_000) as one,
         FileStore(path, compact_above=10_000) as two,
@@ -172,12 +147,9 @@ def test_a_file_is_written_anew_above_some_size(path: str) -> None:
     assert FileStore(path).get("state").rstrip(b"\0") == b"199"
 
 
-def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(StoreConnectionError, match="No such file or directory"):
         FileStore(str(tmp_path / "missing" / "store"))
-
-
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero"), tmp_path):
@@ -185,21 +157,21 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             FileStore(str(path))
 
 
-@pytest.mark.parametrize("begins", [b"", b"\0\0\0\xff", b"\1\0\0\0/\xff\xff\xff\xff"])
-def test_a_foreign_file_of_gigabytes_is_known_by_its_beginning(path: str, begins: bytes) -> None:
+@pytest.mark.parametrize("beginning", [b"", b"\0\0\0\xff", b"\1\0\0\0/\xff\xff\xff\xff"])
+def test_other_files_are_refused(path: str, beginning: bytes) -> None:
     with open(path, "wb") as file:
-        file.write(begins)
+        file.write(beginning)
         file.truncate(3 << 30)
-    tracemalloc.start()
-    try:
-        with pytest.raises(StoreProtocolError, match="not a FileStore file"):
+    with peak_below(16 << 20), pytest.raises(StoreProtocolError, match="not a FileStore file"):
+        FileStore(path)
+    for content in (b"#!/bin/sh\necho hello\n", setting(b"/k", b"v")[:-1]):
+        Path(path).write_bytes(content)
+        with pytest.raises(StoreProtocolError, match=r"cannot be read as a store .*; use another path"):
             FileStore(path)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
+        assert Path(path).read_bytes() == content
 
 
-def test_a_record_longer_than_a_piece_is_read(path: str) -> None:
+def test_records_can_be_longer_than_a_read(path: str) -> None:
     with FileStore(path) as first:
         first.set("large", b"x" * (5 << 20))
         first.set("small", b"y")
@@ -208,8 +180,8 @@ def test_a_record_longer_than_a_piece_is_read(path: str) -> None:
             assert second.get("small") == b"y"
 
 
-def test_a_full_disk_leaves_whole_records(path: str) -> None:
-    """The file's size limit stands for the disk's end: a write stops in the middle of a record."""
+def test_a_full_disk_leaves_complete_records(path: str) -> None:
+    """RLIMIT_FSIZE stands for a full disk: a write stops in the middle of a record."""
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with FileStore(path) as store:
@@ -228,7 +200,7 @@ def test_a_full_disk_leaves_whole_records(path: str) -> None:
 
 
 @pytest.mark.process
-def test_processes_and_threads_count_together(path: str) -> None:
+def test_processes_and_threads_share_a_file(path: str) -> None:
     code = (
         "import sys, threading; from rallypoint.store.filestore import FileStore; s = FileStore(sys.argv[1], 4);"
         "ts = [threading.Thread(target=lambda: [s.add('n', 1) for _ in range(50)]) for _ in range(4)];"
@@ -243,9 +215,9 @@ def test_processes_and_threads_count_together(path: str) -> None:
     assert not os.path.exists(path)
 
 
-# Lost between its making and its first use, a file is closed by being dropped, with a warning.
+# A file interrupted between its creation and its first use is closed by the garbage collector, with a warning.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_a_store_can_be_closed_while_the_signal_is_handled_that_has_interrupted_it(path: str) -> None:
+def test_a_signal_handler_can_close_the_store(path: str) -> None:
     FileStore(path).set("key", "value")
     stores = [FileStore(path)]
     for place, error in interrupt_everywhere(lambda: stores[-1].add("key2", 1)):

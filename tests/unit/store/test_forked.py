@@ -1,4 +1,4 @@
-"""Servers and loops in a copy of the process that made them."""
+"""Servers and loops in a forked process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 def forked(work: Callable[[], None]) -> int:
-    """The exit code of a copy of this process that does only this; 0 if all went well."""
+    """Run `work` in a forked process and return its exit code."""
     child = os.fork()
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -30,37 +30,25 @@ def forked(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_copy_serves_by_itself() -> None:
-    with TCPStore("localhost", 0, is_master=True) as store:
+def test_a_forked_process_has_its_own_servers() -> None:
+    with StoreServer() as server, TCPStore("localhost", 0, is_master=True, multi_tenant=True) as store:
         store.set("key", "ours")
 
         def work() -> None:
+            server.close()
             with TCPStore("localhost", 0, is_master=True, timeout=20) as own:
                 own.set("key", "its own")
                 assert own.get("key") == b"its own"
-
-        assert forked(work) == 0
-        assert store.get("key") == b"ours"
-
-
-def test_what_a_copy_closes_lives_on_where_it_was_made() -> None:
-    with StoreServer() as server, TCPStore("localhost", server.port) as store:
-        assert forked(server.close) == 0
-        store.set("key", "there")
-        assert store.get("key") == b"there"
-
-
-def test_a_copy_shares_no_server_by_its_port() -> None:
-    with TCPStore("localhost", 0, is_master=True, multi_tenant=True) as store:
-
-        def work() -> None:
             with pytest.raises(RuntimeError, match="cannot listen"):
                 TCPStore("localhost", store.port, is_master=True, multi_tenant=True, timeout=20)
 
         assert forked(work) == 0
+        assert store.get("key") == b"ours"
+        with TCPStore("localhost", server.port) as still_open:
+            assert still_open.num_keys() == 0
 
 
-def test_a_loop_of_the_original_says_so() -> None:
+def test_a_forked_process_cannot_use_its_parents_loop() -> None:
     loop = LoopThread()
     loop.call(lambda: None)
     assert shared_loop() is shared_loop()

@@ -1,4 +1,4 @@
-"""The server over real sockets, with both stores and both ways in which connections arrive."""
+"""The server over real sockets, with each kind of store, accepting and adopting connections."""
 
 from __future__ import annotations
 
@@ -26,59 +26,29 @@ from tests.waiting import until
 
 
 @pytest.mark.parametrize(
-    ("frame", "why"),
+    ("frame", "replies", "why"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "not VALIDATE"),
-        (wire.encode(wire.Validate(1)), "magic number 0x1"),
-        (wire.encode(wire.Validate()) + b"\x03" + (1 << 60).to_bytes(8, "little"), "1152921504606846976 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"", "not VALIDATE"),
+        (wire.encode(wire.Validate(1)), b"", "magic number 0x1"),
+        (wire.encode(wire.Validate()) + b"\x03" + (1 << 60).to_bytes(8, "little"), b"", "1152921504606846976 bytes"),
+        (wire.encode(wire.Validate()) + wire.encode(wire.Ping(5)) + b"\xff", b"\5\0\0\0", "unknown opcode"),
+        (b"RALLYPT\n" + bytes(40), b"", ""),  # a launcher's handshake
     ],
 )
-def test_what_breaks_the_protocol_costs_its_connection_and_a_log_line(
-    server: StoreServer | SharedPort, lines: list[str], frame: bytes, why: str
+def test_a_protocol_violation_closes_its_connection_with_a_warning(
+    server: StoreServer | SharedPort, lines: list[str], frame: bytes, replies: bytes, why: str
 ) -> None:
     with Raw(server.port) as greeted, Raw(server.port, greet=False) as other:
         port = other.socket.getsockname()[1]
         other.raw(frame)
+        assert other.receive(len(replies)) == replies
         assert other.closed()
         assert greeted.ping()
-    (line,) = lines
-    assert line.startswith(f"WARNING: the store is closing the connection from 127.0.0.1:{port}: ")
-    assert why in line
+    start = f"WARNING: the store is closing the connection from 127.0.0.1:{port}: "
+    assert [line.startswith(start) and why in line for line in lines] == [True] * bool(why)
 
 
-def test_a_launcher_that_asks_causes_no_warning(server: StoreServer | SharedPort, lines: list[str]) -> None:
-    with Raw(server.port, greet=False) as other:
-        other.raw(b"RALLYPT\n" + bytes(40))
-        assert other.closed()
-    assert lines == []
-
-
-def test_replies_earned_before_a_violation_arrive(server: StoreServer | SharedPort, lines: list[str]) -> None:
-    with Raw(server.port) as client:
-        client.raw(wire.encode(wire.Ping(5)) + b"\xff")
-        assert client.receive(4) == b"\5\0\0\0"
-        assert client.closed()
-    assert len(lines) == 1
-
-
-def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServer | SharedPort) -> None:
-    """100 lists of a megabyte each wait for a client that reads none of them, and then all."""
-    keys = [b"%04d" % number + bytes(1000) for number in range(1000)]
-    with Raw(server.port) as other, Raw(server.port, receive_buffer=4096) as slow:
-        other.send(wire.MultiSet([(key, b"") for key in keys]))
-        assert other.ping()
-        before = resident()
-        slow.send(*[wire.ListKeys()] * 100)
-        assert all(other.ping() for _ in range(200))
-        assert resident() - before < 40_000_000
-        slow.reads_fast()
-        for _ in range(100):
-            assert slow.receive(8) == wire.I64.pack(1000)
-            assert len(slow.receive(1000 * 1012)) == 1000 * 1012
-        assert slow.ping()
-
-
-def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | SharedPort) -> None:
+def test_slow_readers_are_not_read_from(server: StoreServer | SharedPort) -> None:
     value = os.urandom(128 * 1024)
     key = b"k" * 8192
     frame = wire.encode(wire.Get(key))
@@ -87,7 +57,7 @@ def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | Shar
         before = resident()
         sent, quiet = 0, 0
         slow.socket.setblocking(False)
-        while quiet < 200:  # rounds in which the server answered another and took nothing from this one
+        while quiet < 200:  # rounds in which the server reads only from the other
             assert other.ping()
             try:
                 sent += slow.socket.send(frame[sent % len(frame) :])
@@ -110,13 +80,13 @@ def test_both_families_on_one_socket() -> None:
 
 
 def descriptors() -> int:
-    """How many this process has open."""
-    gc.collect()  # a socket that another test has dropped must not go just between two counts
+    """The number of open descriptors of this process."""
+    gc.collect()  # or a socket from another test may close between two counts
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.usefixtures("core")
-def test_closing_ends_all_connections_and_frees_the_port() -> None:
+def test_close() -> None:
     before = descriptors()
     server = StoreServer("127.0.0.1")
     clients = [Raw(server.port) for _ in range(5)]
@@ -135,7 +105,7 @@ def test_closing_ends_all_connections_and_frees_the_port() -> None:
 
 
 @pytest.mark.usefixtures("core")
-def test_closing_at_once_and_with_clients_that_are_just_arriving() -> None:
+def test_close_while_clients_arrive() -> None:
     before = descriptors()
     for _ in range(20):
         server = StoreServer("127.0.0.1")
@@ -148,9 +118,7 @@ def test_closing_at_once_and_with_clients_that_are_just_arriving() -> None:
 
 
 @pytest.mark.usefixtures("core")
-def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
-    monkeypatch: pytest.MonkeyPatch, lines: list[str]
-) -> None:
+def test_without_descriptors_the_server_starts_later(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     monkeypatch.setattr(server_module, "RETRY", 0.05)
     with StoreServer("127.0.0.1") as server, socket.socket() as client:
         client.settimeout(DEADLINE)
@@ -165,7 +133,7 @@ def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
 
 @pytest.mark.usefixtures("core")
 def test_many_clients_raise_the_soft_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.base.descriptors._before", None)  # reapers that start later get what is kept there
+    monkeypatch.setattr("rallypoint.base.descriptors._before", None)  # later reapers inherit that limit
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     with ExitStack() as stack:
@@ -173,12 +141,12 @@ def test_many_clients_raise_the_soft_limit_of_descriptors(monkeypatch: pytest.Mo
         few = highest + 320
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
         server = stack.enter_context(StoreServer("127.0.0.1"))
-        here = [stack.enter_context(Raw(server.port)) for _ in range(few * 45 // 100)]  # each has two descriptors here
+        here = [stack.enter_context(Raw(server.port)) for _ in range(few * 45 // 100)]  # two descriptors per client
         assert all(client.ping() for client in here)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
 
 
-def test_a_store_that_never_found_means_can_be_closed(lines: list[str]) -> None:
+def test_close_without_descriptors(lines: list[str]) -> None:
     server = StoreServer("127.0.0.1")
     with socket.socket() as client:
         client.settimeout(DEADLINE)
@@ -190,8 +158,8 @@ def test_a_store_that_never_found_means_can_be_closed(lines: list[str]) -> None:
             client.recv(1)
 
 
-def test_a_defect_on_the_thread_is_told_and_ends_the_store(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    """Its clients must not wait for answers that never come."""
+def test_an_internal_error_ends_the_store(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """Clients must not wait for replies that never come."""
     choose("python", monkeypatch)
     before = descriptors()
     with StoreServer("127.0.0.1") as server, Raw(server.port) as client:
@@ -207,7 +175,7 @@ def test_a_defect_on_the_thread_is_told_and_ends_the_store(monkeypatch: pytest.M
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_where_there_are_no_threads_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_threads_the_server_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -218,7 +186,7 @@ def test_where_there_are_no_threads_the_caller_is_told(monkeypatch: pytest.Monke
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_connection_that_comes_to_a_store_that_has_ended_is_closed() -> None:
+def test_connections_after_close_are_closed() -> None:
     store = StoreThread("a store")
     store.close()
     near, far = socket.socketpair()
@@ -228,8 +196,8 @@ def test_a_connection_that_comes_to_a_store_that_has_ended_is_closed() -> None:
 
 
 @pytest.mark.process
-def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all() -> None:
-    """The caller's thread starts workers meanwhile, and an interpreter imports for one thread at a time."""
+def test_imports_wait_for_the_first_client() -> None:
+    """Meanwhile, the caller's thread starts workers, and only one thread can import at a time."""
     code = (
         "import sys; from rallypoint.store.server import StoreServer; s = StoreServer('127.0.0.1');"
         "from rallypoint.store.client import TCPStore; import socket, time; time.sleep(0.1);"
@@ -241,43 +209,40 @@ def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all()
     assert out.stdout.split("\n") == ["False", "True", "[]", ""]
 
 
-@pytest.mark.parametrize("choice", ["python", "compiled"])
-def test_the_log_says_which_store_serves(
-    choice: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ("python", "the one in Python (RALLYPOINT_STORE=python)"),
+        ("compiled", "the one in C"),
+        ("missing", "the one in Python (the one in C is not available: "),
+    ],
+)
+def test_the_log_names_the_kind_of_store(
+    choice: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choose(choice, monkeypatch)
+    if choice == "missing":
+        monkeypatch.delenv(STORE_VARIABLE, raising=False)
+        monkeypatch.setitem(sys.modules, "rallypoint.store.compiled", None)
+    else:
+        choose(choice, monkeypatch)
     with (
         caplog.at_level(logging.DEBUG, "rallypoint.store"),
         StoreServer("127.0.0.1") as server,
         Raw(server.port) as client,
     ):
         assert client.ping()
-    wanted = "the one in C" if choice == "compiled" else "the one in Python (RALLYPOINT_STORE=python)"
-    assert f"the store on port {server.port} is served by {wanted}" in caplog.messages
+    (line,) = [line for line in caplog.messages if line.startswith(f"the store on port {server.port} is served by ")]
+    assert line.endswith(f"by {name}") or (choice == "missing" and name in line)
 
 
-def test_without_the_store_in_c_the_one_in_python_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv(STORE_VARIABLE, raising=False)
-    monkeypatch.setitem(sys.modules, "rallypoint.store.compiled", None)
-    with (
-        caplog.at_level(logging.DEBUG, "rallypoint.store"),
-        StoreServer("127.0.0.1") as server,
-        Raw(server.port) as client,
-    ):
-        assert client.ping()
-    assert any("the one in Python (the one in C is not available: " in line for line in caplog.messages)
-
-
-def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
+def test_clients_of_a_held_store_wait_for_its_peers() -> None:
     with StoreServer("127.0.0.1", held=True) as server:
         assert server.is_held
-        assert not any(str(server.port) in each.name for each in threading.enumerate()), "it costs no thread"
+        assert not any(str(server.port) in thread.name for thread in threading.enumerate()), "it needs no thread"
         early = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.2", 0))
         other = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.3", 0))
-        for each in (early, other):
-            each.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
+        for client in (early, other):
+            client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
         early.settimeout(0.2)
         with pytest.raises(TimeoutError):
             early.recv(4)
@@ -288,9 +253,6 @@ def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
             assert other.recv(4) == b""
         early.close()
         other.close()
-
-
-def test_a_store_that_is_held_can_be_closed() -> None:
     server = StoreServer("127.0.0.1", held=True)
     with socket.create_connection(("127.0.0.1", server.port), 30) as client:
         server.close()

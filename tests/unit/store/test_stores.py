@@ -1,13 +1,12 @@
-"""Common behavior of all stores: ours, and torch's clients, servers and in-memory stores beside them."""
+"""The common behavior of all stores, and of torch's."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -20,8 +19,7 @@ from rallypoint.store.plain import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
 from tests.conformance.store_pairs import client, serving, torch_stores
-
-T = TypeVar("T")
+from tests.waiting import in_thread
 
 SHORT, LONG = timedelta(seconds=0.05), timedelta(seconds=30)
 KINDS = ["tcp", "hash", "file", "prefix-tcp", "prefix-hash", "prefix-file"]
@@ -30,7 +28,7 @@ BESIDE_TORCH = {
     "torch's server": ("ours", "torch"),
 }
 IN_MEMORY = ["torch-hash", "torch-prefix-hash"]
-"""Torch's own stores show that they are held to what these tests say of ours."""
+"""Torch's own stores, to check the tests themselves."""
 
 
 @pytest.fixture(
@@ -56,7 +54,7 @@ def _store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 @contextmanager
 def made(kind: str, folder: Path) -> Iterator[Store]:
-    """A store of ours."""
+
     if kind == "tcp":
         with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port, timeout=LONG) as store:
             yield store
@@ -78,25 +76,12 @@ def close(store: Any) -> None:
 
 
 def times_out(store: Any, words: str = ".") -> Any:
-    """That a wait ends with an error: of a kind, and with words, that torch's has not."""
+    """Expect a timeout, with our type and message for our stores."""
     return pytest.raises(StoreTimeoutError, match=words) if is_ours(store) else pytest.raises(RuntimeError)
 
 
-def in_thread(function: Callable[[], T]) -> Callable[[], T]:
-    """Start a function on a thread; gives a function that waits for its result."""
-    results: list[T] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-
-    def result() -> T:
-        thread.join(30)
-        return results[0]
-
-    return result
-
-
 @pytest.mark.parametrize("value", [b"", b"v", bytes(range(256)), b"x" * 100_000])
-def test_what_is_set_is_got(store: Any, value: bytes) -> None:
+def test_set_and_get(store: Any, value: bytes) -> None:
     store.set("key", value)
     assert store.get("key") == value
     store.set("key", "text ü")
@@ -104,6 +89,8 @@ def test_what_is_set_is_got(store: Any, value: bytes) -> None:
 
 
 def test_get_waits(store: Any) -> None:
+    if is_ours(store):
+        store.set_timeout(float("inf"))
     other = store.clone()
     got = in_thread(lambda: other.get("key"))
     store.set("key", b"v")
@@ -111,7 +98,7 @@ def test_get_waits(store: Any) -> None:
     close(other)
 
 
-def test_get_gives_up_and_the_store_goes_on(store: Any) -> None:
+def test_get_times_out(store: Any) -> None:
     store.set_timeout(SHORT)
     assert store.timeout == SHORT
     with times_out(store, r"the key '(pre/)?missing' did not appear within 0.05 s"):
@@ -147,7 +134,7 @@ def test_check_and_wait(store: Any) -> None:
     store.wait(["a"], SHORT)
     with times_out(store, r"some of the 4 keys '.*a', '.*b', '.*c', \.\.\. did not appear"):
         store.wait(["a", "b", "c", "d"], SHORT)
-    if is_ours(store):  # of torch's, 0 is no limit
+    if is_ours(store):  # for torch, 0 is no limit
         with times_out(store):
             store.wait(["b"], 0)
     other = store.clone()
@@ -158,7 +145,7 @@ def test_check_and_wait(store: Any) -> None:
     close(other)
 
 
-def test_append_and_many_at_once(store: Any) -> None:
+def test_append_multi_set_and_multi_get(store: Any) -> None:
     store.append("a", "x")
     store.append("a", b"y")
     store.multi_set(["b", "c"], ["1", b"2"])
@@ -225,16 +212,6 @@ def test_barrier(store: Any) -> None:
 
 @ours
 @pytest.mark.parametrize("timeout", [-1, float("nan"), timedelta(seconds=-1)])
-def test_a_timeout_that_cannot_be_meant(store: Store, timeout: float | timedelta) -> None:
+def test_invalid_timeouts(store: Store, timeout: float | timedelta) -> None:
     with pytest.raises(UserError, match="timeout"):
         store.set_timeout(timeout)
-
-
-@ours
-def test_no_timeout_at_all(store: Store) -> None:
-    store.set_timeout(float("inf"))
-    other = store.clone()
-    got = in_thread(lambda: other.get("key"))
-    store.set("key", b"v")
-    assert got() == b"v"
-    close(other)

@@ -1,4 +1,4 @@
-"""In C, long requests take turns with others, hold little, and give the right answers; the guard's limits."""
+"""Time slices of the store in C, and the guard's limits of both stores."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rallypoint.store.transport import StoreGuard
 from tests import typed_requests as wire
 from tests.effort import examples
 from tests.processes import resident
-from tests.unit.store.both import Bench, Peer, bench, is_compiled
+from tests.unit.store.both import Bench, Peer, bench, is_compiled, logged
 from tests.unit.store.requests import STEPS, WAITING_STEPS
-from tests.unit.store.test_both import both, compiled, logged, played
+from tests.unit.store.test_both import both, compiled, played, read
 
 Herd: TypeAlias = tuple[Bench, list[Peer], Peer]
 MANY = [b"/key/%06d" % number for number in range(50_000)]
@@ -29,7 +29,7 @@ STRANGE = [b"/none/%06d" % number for number in range(50_000)]
 
 
 def names(reply: bytes) -> list[bytes]:
-    """The keys in the reply to LIST_KEYS, which must be just that."""
+    """The keys in a reply to LIST_KEYS."""
     (count,) = struct.unpack_from("<Q", reply)
     found, at = [], 8
     for _ in range(count):
@@ -41,7 +41,6 @@ def names(reply: bytes) -> list[bytes]:
 
 
 def fill(it: Bench, keys: list[bytes], value: bytes = b"") -> None:
-    """Store this under each key."""
     setter = it.connect()
     for start in range(0, len(keys), 1000):
         it.send(setter, b"".join(wire.encode(wire.Set(key, value)) for key in keys[start : start + 1000]))
@@ -50,7 +49,7 @@ def fill(it: Bench, keys: list[bytes], value: bytes = b"") -> None:
 
 
 def hand_in(it: Bench, peer: Peer, data: bytes) -> None:
-    """Send all of it, with no more turns than it takes to arrive."""
+    """Send all of it, with as few turns as possible."""
     while data:
         try:
             data = data[peer.far.send(data) :]
@@ -60,7 +59,7 @@ def hand_in(it: Bench, peer: Peer, data: bytes) -> None:
 
 @pytest.fixture(scope="module", name="filled")
 def _filled() -> Iterator[Bench]:
-    """A store with many keys."""
+
     if not is_compiled():
         pytest.skip("the store in C was not built")
     with bench("compiled") as it:
@@ -69,7 +68,7 @@ def _filled() -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("request_", [wire.Check(MANY), wire.Wait(MANY)], ids=["check", "wait"])
-def test_others_are_served_before_a_request_of_many_keys_is_over(filled: Bench, request_: wire.Request) -> None:
+def test_requests_with_many_keys_do_not_block_others(filled: Bench, request_: wire.Request) -> None:
     slow, other = filled.connect(), filled.connect()
     hand_in(filled, slow, wire.encode(request_))
     served = 0
@@ -81,8 +80,8 @@ def test_others_are_served_before_a_request_of_many_keys_is_over(filled: Bench, 
     assert served >= 5
 
 
-def test_a_wait_for_many_keys_is_over_when_the_last_one_comes(filled: Bench) -> None:
-    """Some come while others are still being noted down, the first ones and the last ones; some are named twice."""
+def test_a_wait_for_many_keys_ends_with_the_last_key(filled: Bench) -> None:
+    """The first and last keys arrive while the store still registers the wait; some keys are repeated."""
     keys = [b"/wanted/%d" % number for number in range(10_000)]
     slow, other = filled.connect(), filled.connect()
     hand_in(filled, slow, wire.encode(wire.Wait([*keys, *keys[:100]])))
@@ -96,7 +95,7 @@ def test_a_wait_for_many_keys_is_over_when_the_last_one_comes(filled: Bench) -> 
     assert read(filled, other, 8 * len(keys)) == wire.I64.pack(1) * len(keys)
 
 
-def test_who_gives_up_a_wait_for_many_keys_is_woken_by_none_of_them(filled: Bench) -> None:
+def test_a_cancelled_wait_for_many_keys_has_no_effect(filled: Bench) -> None:
     slow, other = filled.connect(), filled.connect()
     filled.send(slow, wire.encode(wire.Wait(STRANGE)) + wire.encode(wire.CancelWait()))
     assert slow.received() == wire.CANCELLED
@@ -111,7 +110,7 @@ def test_who_gives_up_a_wait_for_many_keys_is_woken_by_none_of_them(filled: Benc
 
 @pytest.fixture(scope="module", name="small_slices")
 def _small_slices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Stores in C with slices of four steps."""
+    """Build the store in C with slices of four steps, and use it."""
     if not is_compiled():
         pytest.skip("the store in C was not built")
     name = "rallypoint.store._native"
@@ -134,13 +133,13 @@ def _small_slices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.usefixtures("small_slices")
 @given(steps=st.one_of(STEPS, WAITING_STEPS))
 @settings(max_examples=examples(200), deadline=None)
-def test_in_small_slices_it_does_the_same(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
+def test_small_slices_give_the_same_replies(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
     assert played("compiled", steps) == played("python", steps)
 
 
 @pytest.fixture(name="herd")
 def _herd(small_slices: None) -> Iterator[Herd]:
-    """A store, more clients who wait for one key than are woken in a few turns, and one that does not."""
+    """A store, more clients waiting for one key than wake in a few turns, and another client."""
     with bench("compiled") as it:
         waiting = [it.connect() for _ in range(40)]
         for peer in waiting:
@@ -149,8 +148,8 @@ def _herd(small_slices: None) -> Iterator[Herd]:
 
 
 @pytest.mark.process
-def test_those_who_wait_for_one_key_are_woken_in_turns_with_others(herd: Herd) -> None:
-    """All of them, although the key is deleted soon and some are leaving; but nobody who comes after that."""
+def test_waiting_clients_wake_in_slices(herd: Herd) -> None:
+    """All wake although the key is deleted soon and some clients leave; a later client does not."""
     it, waiting, other = herd
     late = it.connect()
     hand_over(it, other, wire.Set(b"k", b""))
@@ -170,49 +169,35 @@ def test_those_who_wait_for_one_key_are_woken_in_turns_with_others(herd: Herd) -
 
 
 def hand_over(it: Bench, peer: Peer, *requests: wire.Request) -> None:
-    """One turn of the store for all this."""
+    """Send requests and give the store one turn."""
     peer.far.send(b"".join(map(wire.encode, requests)))
     it.transport.run_once()
 
 
+SET = wire.Set(b"k", b"7")
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("asked", "replies"),
+    ("first", "requests", "replies"),
     [
-        ([wire.Get(b"k"), wire.CancelWait()], wire.string(b"7") + wire.CANCELLED),
-        ([wire.Wait([b"k"]), wire.Get(b"k")], wire.DONE + wire.string(b"7")),
+        ([SET], [wire.Get(b"k"), wire.CancelWait()], wire.string(b"7") + wire.CANCELLED),
+        ([SET], [wire.Wait([b"k"]), wire.Get(b"k")], wire.DONE + wire.string(b"7")),
+        ([], [wire.Add(b"k", 7), wire.Add(b"k", 1)], wire.I64.pack(7) + wire.I64.pack(8)),
     ],
+    ids=["cancel", "wait", "add"],
 )
-def test_who_is_not_yet_woken_gets_that_reply_before_others(
-    herd: Herd, asked: list[wire.Request], replies: bytes
+def test_a_wait_is_answered_before_later_requests(
+    herd: Herd, first: list[wire.Request], requests: list[wire.Request], replies: bytes
 ) -> None:
     it, waiting, other = herd
-    hand_over(it, other, wire.Set(b"k", b"7"))
-    for request in asked:
-        hand_over(it, waiting[-1], request)
+    if first:
+        hand_over(it, other, *first)
+    hand_over(it, waiting[-1], *requests)
     assert waiting[-2].received() == b""
     it.turn()
     assert waiting[-1].received() == wire.DONE + replies
-
-
-@pytest.mark.process
-def test_who_waits_for_what_it_changes_itself_gets_that_reply_first(herd: Herd) -> None:
-    it, waiting, _ = herd
-    hand_over(it, waiting[-1], wire.Add(b"k", 7), wire.Add(b"k", 1))
-    assert waiting[-2].received() == b""
-    it.turn()
-    assert waiting[-1].received() == wire.DONE + wire.I64.pack(7) + wire.I64.pack(8)
     assert {peer.received() for peer in waiting[:-1]} == {wire.DONE}
-
-
-def read(it: Bench, peer: Peer, size: int) -> bytes:
-    """Exactly so much, which the store makes meanwhile."""
-    found = b""
-    while len(found) < size:
-        it.transport.run_once()
-        found += peer.received(size - len(found))
-        assert not peer.closed
-    return found
 
 
 LONG = st.integers(0, 30).map(lambda number: b"%02d" % number * 300)
@@ -228,8 +213,8 @@ CHANGES = st.one_of(
 @both
 @given(steps=st.lists(st.one_of(CHANGES, st.integers(0, 2), st.integers(3, 5)), min_size=10, max_size=120))
 @settings(max_examples=examples(60), deadline=None)
-def test_a_list_tells_the_keys_of_one_moment(kind: str, steps: list[wire.Request | int]) -> None:
-    """Three clients ask for lists, and read parts of them now and then, while keys come and go."""
+def test_a_list_is_a_snapshot(kind: str, steps: list[wire.Request | int]) -> None:
+    """Three clients read lists piece by piece while keys are added and deleted."""
     with bench(kind) as it:
         fill(it, [b"%02d" % number * 300 for number in range(0, 30, 2)])
         other = it.connect()
@@ -264,8 +249,8 @@ def test_a_list_tells_the_keys_of_one_moment(kind: str, steps: list[wire.Request
 
 
 @compiled
-def test_a_multi_get_that_nobody_reads_holds_little() -> None:
-    """Two gigabytes of replies to a request of one megabyte."""
+def test_an_unread_multi_get_needs_little_memory() -> None:
+    """A request of one megabyte with a reply of two gigabytes."""
     with bench("compiled") as it:
         other, slow = it.connect(), it.connect(buffer=4096)
         value = os.urandom(16_000)
@@ -279,11 +264,11 @@ def test_a_multi_get_that_nobody_reads_holds_little() -> None:
         assert other.received() == b"\3\0\0\0"
 
 
-# What the guard grants
+# The guard's limits
 
 
 def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
-    """Why a client is refused that sends this, which is the only thing that is said."""
+    """Send data that closes the connection, and return the logged reason."""
     peer = it.connect()
     hand_in(it, peer, sent)
     while not peer.closed:
@@ -297,12 +282,12 @@ def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
 
 
 @both
-def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
+def test_limits_close_only_their_connection(kind: str) -> None:
     guard = StoreGuard(request=10_000, value=5000)
     with bench(kind, guard) as it, logged() as lines:
         other = it.connect()
         it.send(other, wire.encode(wire.Check([b"k" * 90] * 101)))
-        assert other.received() == wire.MISSING, "all of it came at once"
+        assert other.received() == wire.MISSING, "it arrived at once"
         long = wire.encode(wire.Check([b"k" * 992] * 20))
         reason = refused(it, long[:9500], lines)
         assert reason == "a request of 10009 bytes or more is too long; this store allows 10000"
@@ -313,8 +298,16 @@ def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
 
 
 @compiled
-def test_how_much_larger_one_connection_may_make_the_store() -> None:
+def test_limits_of_one_connection() -> None:
     with bench("compiled", StoreGuard(keys=10, bytes=20_000)) as it, logged() as lines:
+        peer = it.connect()
+        for number in range(100):  # deleted keys do not count
+            key = b"%d" % number
+            steps: list[wire.Request] = [wire.Set(key, bytes(300)), wire.Set(key, bytes(400)), wire.DeleteKey(key)]
+            for step in (*steps, wire.QueuePush(key, bytes(300)), wire.QueuePop(key)):
+                it.send(peer, wire.encode(step))
+            assert len(peer.received()) == 8 + 16 + 300
+        assert lines == []
         eleven = b"".join(wire.encode(wire.Set(b"%d" % number, b"")) for number in range(11))
         wanted = "it has added 11 keys and deleted too few; this store allows 10 per connection"
         assert refused(it, eleven, lines) == wanted
@@ -323,21 +316,8 @@ def test_how_much_larger_one_connection_may_make_the_store() -> None:
         assert refused(it, large, lines) == wanted
 
 
-@compiled
-def test_what_a_connection_deletes_counts_for_it() -> None:
-    with bench("compiled", StoreGuard(keys=10, bytes=1000)) as it, logged() as lines:
-        peer = it.connect()
-        for number in range(100):
-            key = b"%d" % number
-            steps: list[wire.Request] = [wire.Set(key, bytes(300)), wire.Set(key, bytes(400)), wire.DeleteKey(key)]
-            for step in (*steps, wire.QueuePush(key, bytes(300)), wire.QueuePop(key)):
-                it.send(peer, wire.encode(step))
-            assert len(peer.received()) == 8 + 16 + 300
-        assert lines == []
-
-
 @both
-def test_who_does_not_greet_is_closed(kind: str) -> None:
+def test_clients_without_a_greeting_are_closed(kind: str) -> None:
     with bench(kind, StoreGuard(validate_timeout=0.05)) as it, logged() as lines:
         polite, silent, slow = it.connect(), it.connect(greet=False), it.connect(greet=False)
         it.send(slow, wire.encode(wire.Validate())[:3])
@@ -352,7 +332,7 @@ def test_who_does_not_greet_is_closed(kind: str) -> None:
 
 
 @both
-def test_more_than_so_many_connections_wait_until_others_end(kind: str) -> None:
+def test_the_limit_of_connections(kind: str) -> None:
     with bench(kind, StoreGuard(connections=2)) as it, logged() as lines:
         clients = [socket.create_connection(("127.0.0.1", it.port), 30) for _ in range(4)]
         for client in clients:
@@ -371,7 +351,7 @@ def test_more_than_so_many_connections_wait_until_others_end(kind: str) -> None:
 
 
 def answered(client: socket.socket) -> bool:
-    """Whether something has come."""
+    """Whether the reply to the ping has arrived."""
     client.setblocking(False)
     try:
         return client.recv(4, socket.MSG_PEEK) == b"\7\0\0\0"
@@ -380,7 +360,7 @@ def answered(client: socket.socket) -> bool:
 
 
 @both
-def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
+def test_peers(kind: str) -> None:
     with bench(kind, StoreGuard(peers=["127.0.0.2", "127.1.0.0/16"])) as it, logged() as lines:
         addresses = ["127.0.0.1", "127.0.0.2", "127.1.9.9", "127.2.0.0"]
         assert [allowed(it, address) for address in addresses] == [False, True, True, False]
@@ -406,7 +386,7 @@ def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
 
 
 def connected(it: Bench, address: str) -> socket.socket:
-    """A client at this address of the loopback network."""
+    """A client with this address of the loopback network."""
     client = socket.create_connection(("127.0.0.1", it.port), 30, (address, 0))
     it.turn()
     return client
@@ -423,13 +403,13 @@ def alive(it: Bench, client: socket.socket) -> bool:
 
 
 def allowed(it: Bench, address: str) -> bool:
-    """Whether a client at this address is served."""
+    """Whether a client with this address is served."""
     with connected(it, address) as client:
         return alive(it, client)
 
 
 @both
-def test_the_kernel_asks_whether_a_silent_client_is_there(kind: str) -> None:
+def test_keepalive(kind: str) -> None:
     with bench(kind, StoreGuard(keepalive=(77, 7, 3))) as it, connected(it, "127.0.0.1"):
         found = []
         for descriptor in os.listdir("/proc/self/fd"):
@@ -440,4 +420,4 @@ def test_the_kernel_asks_whether_a_silent_client_is_there(kind: str) -> None:
                     options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
                     found.append([other.getsockopt(socket.IPPROTO_TCP, option) for option in options])
                     assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        assert found == [[77, 7, 3]] * 2, "of the listening socket and the connection"
+        assert found == [[77, 7, 3]] * 2, "the listening socket and the connection"
