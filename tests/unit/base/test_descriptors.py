@@ -20,7 +20,7 @@ from tests.ports import free_port
 
 @pytest.fixture(autouse=True, name="hard")
 def _hard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The hard limit, and a low soft one; nothing was reported yet."""
+    """Set a low soft limit; return the hard one."""
     monkeypatch.setattr("rallypoint.base.descriptors._reported", {})
     monkeypatch.setattr("rallypoint.base.descriptors._before", None)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -29,13 +29,13 @@ def _hard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_soft_limit_is_raised_where_that_is_needed(hard: int) -> None:
-    assert allow_descriptors(2) == min(600, hard), "that is enough for two"
+def test_the_soft_limit_is_raised_if_needed(hard: int) -> None:
+    assert allow_descriptors(2) == min(600, hard), "enough for two"
     assert allow_descriptors(1000) == hard
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
-def test_it_warns_once_if_the_hard_limit_is_too_low(hard: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_low_hard_limit_is_reported_once(hard: int, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         allow_descriptors(hard, "A crowd")
     allow_descriptors(hard)
@@ -45,8 +45,8 @@ def test_it_warns_once_if_the_hard_limit_is_too_low(hard: int, caplog: pytest.Lo
     ]
 
 
-def test_what_more_connections_need_is_reported_too(hard: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The nodes of a job are known first, its workers when the round begins: whoever raises the limit knows how far."""
+def test_higher_needs_are_reported_too(hard: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A job's nodes are known first, its workers when the round begins: the log says how far to raise the limit."""
     allow_nodes(hard)
     stores = AgentStoreSupply("127.0.0.1")
     for clients in (9 * hard, hard, 9 * hard):
@@ -59,16 +59,16 @@ def test_what_more_connections_need_is_reported_too(hard: int, caplog: pytest.Lo
     ]
 
 
-def test_some_are_never_for_connections() -> None:
+def test_reserved_descriptors() -> None:
     assert for_connections(1 << 20) == (1 << 20) - RESERVED
     assert for_connections(40) == 30
 
 
-def test_the_host_of_a_round_has_descriptors_for_its_workers_too(hard: int) -> None:
+def test_the_host_of_a_round_gets_descriptors_for_workers(hard: int) -> None:
     stores = AgentStoreSupply("127.0.0.1")
     stores.prepare("127.0.0.1")
     stores.begin_round(is_host=False, clients=1200)
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "they do not come here"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "they connect elsewhere"
     stores.prepare("127.0.0.1")
     stores.begin_round(is_host=True, clients=1200)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
@@ -76,7 +76,7 @@ def test_the_host_of_a_round_has_descriptors_for_its_workers_too(hard: int) -> N
 
 
 @pytest.mark.process
-def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_workers_those_of_before(hard: int) -> None:
+def test_workers_of_a_host_keep_the_former_limit(hard: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 2, last_call_timeout=1)
     handler = get_rendezvous_handler(params)
@@ -84,7 +84,7 @@ def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_worker
     handler.listen(lambda _notification: None)
     handler.join(NodeInfo("default", 1, "", 0))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    reaper = ReaperClient()  # later than the limit was raised, as one that takes the place of another
+    reaper = ReaperClient()  # started after the limit was raised, like a replacement
     try:
         given = Path(f"/proc/{reaper.pid}/limits").read_text()
         assert f"Max open files            {before[0]} " in given
@@ -93,11 +93,11 @@ def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_worker
         handler.shutdown()
 
 
-def test_a_limit_without_end_is_not_raised_to_its_end() -> None:
-    asked: list[tuple[int, int]] = []
-    with pytest.MonkeyPatch.context() as patch:  # which ends before the limit is restored
-        patch.setattr(resource, "getrlimit", lambda _what: asked[-1] if asked else (1024, 1 << 30))
-        patch.setattr(resource, "setrlimit", lambda _what, limit: asked.append(limit))
+def test_a_huge_hard_limit_is_not_used_completely() -> None:
+    limits: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:  # undone before the limit is restored
+        patch.setattr(resource, "getrlimit", lambda _what: limits[-1] if limits else (1024, 1 << 30))
+        patch.setattr(resource, "setrlimit", lambda _what, limit: limits.append(limit))
         allow_nodes(2)
-        assert asked == [(1 << 20, 1 << 30)]
+        assert limits == [(1 << 20, 1 << 30)]
         assert allow_descriptors(1 << 21) == 1 << 30

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from tests import machines
 from tests.machines import APU, MI300
 
 
-def test_cpu_count_honours_affinity() -> None:
+def test_cpu_count_follows_affinity() -> None:
     allowed = os.sched_getaffinity(0)
     assert cpu_count() == len(allowed)
     os.sched_setaffinity(0, {min(allowed)})
@@ -43,7 +43,7 @@ def test_cpu_count_honours_affinity() -> None:
     [
         ([], [], 0),
         ([0, 1, 2], [0, 1, 2], 3),
-        ([0, 1, 2], [1], 1),  # a container that was given one GPU
+        ([0, 1, 2], [1], 1),  # a container with one GPU
         ([], [0, 1], 2),  # a sandbox that hides the driver's /proc
         ([0, 1], [], 2),
     ],
@@ -60,15 +60,15 @@ def test_gpus_of_a_machine(tmp_path: Path, minors: list[int], nodes: list[int], 
         ("0", 1),
         ("2,0", 2),
         (" 1 , 2 ", 2),
-        ("0,7,1", 1),  # what stands after a number that does not exist is not seen
+        ("0,7,1", 1),  # nothing after an unknown number is used
         ("0,-1,1", 1),
         ("0,0", 0),
         ("NoDevFiles", 0),
         ("GPU-cccc", 1),
         ("GPU-aaaa,GPU-cccc", 2),
-        ("GPU-aa", 0),  # fits two
+        ("GPU-aa", 0),  # ambiguous
         ("GPU-dddd", 0),
-        ("1,GPU-aabb", 0),  # the same one twice
+        ("1,GPU-aabb", 0),  # the same GPU twice
         ("MIG-1,MIG-2", 1),
     ],
 )
@@ -77,17 +77,13 @@ def test_visible_devices(tmp_path: Path, visible: str, count: int) -> None:
     assert cuda_count({"CUDA_VISIBLE_DEVICES": visible}, root) == count
 
 
-@given(st.text(alphabet="0123,- GPUMIGabc", max_size=20))
-def test_never_more_than_there_are(visible: str) -> None:
-    assert cuda_count({"CUDA_VISIBLE_DEVICES": visible}, "/nonexistent") == 0
-
-
 @given(st.text(alphabet="0123,-. GPUMIGabc", max_size=20), st.integers(0, 4), st.sampled_from(VENDORS))
-def test_every_list_selects_devices_that_are_there(text: str, count: int, vendor: Vendor) -> None:
+def test_lists_select_present_devices(text: str, count: int, vendor: Vendor) -> None:
     devices = [vendors.Device(number=number) for number in range(count)]
     chosen = vendor.select(text, devices)
     assert len(chosen) == len(set(chosen))
     assert {*chosen} <= {*devices, vendors.Device()}  # a MIG instance, whose GPU is unknown
+    assert {*vendor.per_worker} <= {*vendor.variables}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +92,10 @@ def test_every_list_selects_devices_that_are_there(text: str, count: int, vendor
         (None, ["0000:00:00.0", "0000:01:00.0", "0000:02:00.0"]),
         ("2,0", ["0000:02:00.0", "0000:00:00.0"]),
         ("MIG-GPU-cccc3333-0000/1/0", ["0000:02:00.0"]),
-        ("MIG-0b4c3a2f", [""]),  # a name that has no GPU
+        ("MIG-0b4c3a2f", [""]),  # without its GPU's name
     ],
 )
-def test_where_the_visible_devices_are(tmp_path: Path, visible: str | None, addresses: list[str]) -> None:
+def test_addresses_of_visible_devices(tmp_path: Path, visible: str | None, addresses: list[str]) -> None:
     root = machines.nvidia(tmp_path, [0, 1, 2], [0, 1, 2])
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.address for gpu in cuda_devices(environ, root)] == addresses
@@ -116,9 +112,9 @@ NODES = ["renderD128", "renderD129", "renderD130"]
     ("addresses", "nodes", "mask", "count", "integrated"),
     [
         ([], [], None, 0, False),
-        (CARDS, NODES, None, 2, False),  # the one in the processor does not count beside cards
+        (CARDS, NODES, None, 2, False),  # the integrated GPU does not count beside cards
         (CARDS[:1], NODES, None, 1, True),
-        (CARDS, NODES[:2], None, 1, False),  # a container that was given one card
+        (CARDS, NODES[:2], None, 1, False),  # a container with one card
         (CARDS, [], None, 0, False),
         (CARDS, NODES, "1", 1, False),
         (CARDS, NODES, "0.1, 0.0,1.1", 2, False),
@@ -136,7 +132,7 @@ def test_xpus_of_a_machine(
 
 
 @pytest.mark.parametrize(("hierarchy", "count"), [({}, 4), ({"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, 2)])
-def test_each_tile_of_a_card_is_a_device(tmp_path: Path, hierarchy: dict[str, str], count: int) -> None:
+def test_tiles_are_devices(tmp_path: Path, hierarchy: dict[str, str], count: int) -> None:
     (row,) = seen(hierarchy, machines.intel(tmp_path, CARDS[1:], NODES, tiles=2))
     assert len(row.devices) == count
 
@@ -157,23 +153,19 @@ def test_each_tile_of_a_card_is_a_device(tmp_path: Path, hierarchy: dict[str, st
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
     ],
 )
-def test_amd_gpus_that_variables_select(tmp_path: Path, environ: dict[str, str], numbers: list[int]) -> None:
+def test_visible_amd_gpus(tmp_path: Path, environ: dict[str, str], numbers: list[int]) -> None:
     (row,) = seen(environ, machines.amd(tmp_path, [MI300] * 4, range(4)))
     assert [device.number for device in row.devices] == numbers
+    assert [device.address for device in row.devices] == [f"0000:{number + 1:02}:00.0" for number in numbers]
     assert row.listed == 4
     assert not row.trouble
-
-
-def test_where_amd_gpus_are(tmp_path: Path) -> None:
-    (row,) = seen({}, machines.amd(tmp_path, [MI300] * 2, [0, 1]))
-    assert [device.address for device in row.devices] == ["0000:01:00.0", "0000:02:00.0"]
 
 
 @pytest.mark.parametrize(
     ("gpus", "nodes", "refused", "count", "trouble"),
     [
         ([MI300] * 8, range(8), (), 8, ""),
-        ([MI300] * 8, [2, 3], (), 2, ""),  # a container that was given two
+        ([MI300] * 8, [2, 3], (), 2, ""),  # a container with two
         ([MI300] * 8, range(8), range(4, 8), 4, ""),  # the device cgroup refuses the others
         ([MI300] * 8, (), (), 0, "may not open any of its 8 GPUs"),
         ([], (), (), 0, ""),  # a driver without GPUs that compute
@@ -190,8 +182,8 @@ def test_amd_gpus_of_a_machine(
     assert (best(rows) is None) == (APU in gpus or count == 0)
 
 
-def test_a_machine_s_sys_proves_nothing_without_its_dev(tmp_path: Path) -> None:
-    """A container without GPUs on a machine that has them."""
+def test_devices_need_nodes_in_dev(tmp_path: Path) -> None:
+    """A container without GPUs on a machine with GPUs."""
     machines.amd(tmp_path, [MI300] * 8, range(8))
     (tmp_path / "dev/kfd").unlink()
     assert seen({}, tmp_path) == []
@@ -240,7 +232,7 @@ TPUS: Callable[[Path], Path] = lambda root: machines.tpu(root, ["0x0063"] * 4 + 
         ("Cambricon", _nodes("cambricon_dev0", "cambricon_dev1", "cambricon_ctl"), {"MLU_VISIBLE_DEVICES": "1"}, [1]),
     ],
 )
-def test_other_makers(
+def test_other_vendors(
     tmp_path: Path, name: str, make: Callable[[Path], Path], environ: dict[str, str], numbers: list[int]
 ) -> None:
     (row,) = seen(environ, make(tmp_path))
@@ -265,7 +257,7 @@ def test_other_makers(
         (_nodes("tenstorrent/0"), "Tenstorrent"),
     ],
 )
-def test_what_cannot_be_counted_is_said(tmp_path: Path, make: Callable[[Path], Path], trouble: str) -> None:
+def test_devices_that_cannot_be_counted(tmp_path: Path, make: Callable[[Path], Path], trouble: str) -> None:
     rows = seen({}, make(tmp_path))
     assert best(rows) is None
     assert trouble in trouble_of(rows, tmp_path)[0]
@@ -276,15 +268,13 @@ def test_what_cannot_be_counted_is_said(tmp_path: Path, make: Callable[[Path], P
     [
         _nodes("null", "dri/card0", "vfio/vfio"),
         lambda root: machines.accel(root, ["intel_vpu", "amdxdna"]),  # a notebook's
-        lambda root: machines.tpu(root, ["0x0063"], []),  # the machine's chips, in a container without them
-        _nodes("dxg"),  # Windows's Linux, which always has it
+        lambda root: machines.tpu(root, ["0x0063"], []),  # in a container without the machine's chips
+        _nodes("dxg"),  # always present in WSL
         lambda root: machines.amd(root, [APU], [0]),
         lambda root: machines.intel(root, CARDS[:1], NODES[:1]),
     ],
 )
-def test_nothing_keeps_a_machine_without_accelerators_from_counting_processors(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_machines_without_accelerators(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     rows = seen({}, make(tmp_path))
     assert best(rows) is None
     assert trouble_of(rows, tmp_path) == ("", "")
@@ -304,7 +294,7 @@ def test_nothing_keeps_a_machine_without_accelerators_from_counting_processors(
         (lambda root: machines.amd(root, [MI300], [0]), "AMD"),
     ],
 )
-def test_nodes_that_may_not_be_opened(
+def test_devices_without_permission(
     tmp_path: Path, make: Callable[[Path], Path], names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make(tmp_path)
@@ -316,7 +306,7 @@ def test_nodes_that_may_not_be_opened(
     assert advice
 
 
-def test_a_list_that_names_none_is_a_mistake_unless_it_hides_all(tmp_path: Path) -> None:
+def test_a_list_without_matches_is_an_error(tmp_path: Path) -> None:
     root = machines.nvidia(tmp_path, [0, 1], [0, 1])
 
     def row(visible: str) -> Seen:
@@ -330,77 +320,46 @@ def test_a_list_that_names_none_is_a_mistake_unless_it_hides_all(tmp_path: Path)
 
 # One device for each worker
 
+HIP = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
 
-def test_each_worker_gets_one_device(tmp_path: Path) -> None:
+
+def test_one_device_per_worker(tmp_path: Path) -> None:
     cuda, rocm = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
     assert one_device_per_worker({}, 2, tmp_path) == [{cuda: "0"}, {cuda: "1"}]
     assert one_device_per_worker({cuda: "4, GPU-aa ,2"}, 2, tmp_path) == [{cuda: "4"}, {cuda: "GPU-aa"}]
     both = [{cuda: "6", rocm: "6"}, {cuda: "7", rocm: "7"}]
     assert one_device_per_worker({cuda: "4,5", rocm: "6, 7"}, 2, tmp_path) == both
     assert one_device_per_worker({cuda: "4", rocm: ""}, 1, tmp_path) == [{cuda: "4"}]
-    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which lists 1 for 2 workers"):
-        one_device_per_worker({cuda: "4"}, 2, tmp_path)
-    with pytest.raises(UserError, match=r"HIP_VISIBLE_DEVICES='6', which lists 1 for 2 workers"):
-        one_device_per_worker({cuda: "4,5", rocm: "6"}, 2, tmp_path)
+    amd = machines.amd(tmp_path / "amd", [MI300] * 4, range(4))
+    for environ, root, error in (
+        ({cuda: "4"}, tmp_path, "CUDA_VISIBLE_DEVICES='4', which lists 1 for 2 workers"),
+        ({cuda: "4,5", rocm: "6"}, tmp_path, "HIP_VISIBLE_DEVICES='6', which lists 1 for 2 workers"),
+        ({"ROCR_VISIBLE_DEVICES": "2"}, amd, "ROCR_VISIBLE_DEVICES='2', which lists 1 for 2"),
+        ({"ZE_AFFINITY_MASK": "1"}, tmp_path / "none", "ZE_AFFINITY_MASK='1', which lists 1 for 2"),
+    ):
+        with pytest.raises(UserError, match=error):
+            one_device_per_worker(environ, 2, root)
 
 
 @pytest.mark.parametrize(
-    ("make", "environ", "expected"),
+    ("make", "environ", "names", "values"),
     [
-        # The variables decide where no driver shows devices, as in a sandbox.
-        (_nodes("null"), {"ZE_AFFINITY_MASK": "0.0,0.1"}, [{"ZE_AFFINITY_MASK": "0.0"}, {"ZE_AFFINITY_MASK": "0.1"}]),
-        (
-            *(_nodes("null"), {"ASCEND_RT_VISIBLE_DEVICES": "4,5"}),
-            [{"ASCEND_RT_VISIBLE_DEVICES": "4"}, {"ASCEND_RT_VISIBLE_DEVICES": "5"}],
-        ),
-        (
-            *(_nodes("null"), {"NEURON_RT_VISIBLE_CORES": "2-3"}),
-            [{"NEURON_RT_VISIBLE_CORES": "2"}, {"NEURON_RT_VISIBLE_CORES": "3"}],
-        ),
-        (
-            *(_nodes("null"), {"TPU_VISIBLE_DEVICES": "2,3"}),
-            [{"TPU_VISIBLE_CHIPS": number, "TPU_VISIBLE_DEVICES": number} for number in "23"],
-        ),
-        # The devices decide where no variable is set.
-        (
-            *(lambda root: machines.intel(root, CARDS[1:], NODES), {}),
-            [{"ZE_AFFINITY_MASK": "0"}, {"ZE_AFFINITY_MASK": "1"}],
-        ),
-        (
-            *(lambda root: machines.accel(root, ["habanalabs"] * 2, {0: 5, 1: 4}), {}),
-            [{"HABANA_VISIBLE_MODULES": "4"}, {"HABANA_VISIBLE_MODULES": "5"}],
-        ),
-        (
-            *(lambda root: machines.amd(root, [MI300] * 2, [0, 1]), {}),
-            [{"HIP_VISIBLE_DEVICES": number, "CUDA_VISIBLE_DEVICES": number} for number in "01"],
-        ),
-        # ROCR_ works below HIP, whose numbers count what it leaves.
-        (
-            *(lambda root: machines.amd(root, [MI300] * 4, range(4)), {"ROCR_VISIBLE_DEVICES": "2,3"}),
-            [{"HIP_VISIBLE_DEVICES": number, "CUDA_VISIBLE_DEVICES": number} for number in "01"],
-        ),
-        # A stale list of another maker does not matter; a container numbers its devices from 0.
-        (
-            *(_nodes("davinci4", "davinci5"), {"CUDA_VISIBLE_DEVICES": "0"}),
-            [{"ASCEND_RT_VISIBLE_DEVICES": "0"}, {"ASCEND_RT_VISIBLE_DEVICES": "1"}],
-        ),
+        # Without visible devices, as in a sandbox, the variables decide.
+        (_nodes("null"), {"ZE_AFFINITY_MASK": "0.0,0.1"}, ["ZE_AFFINITY_MASK"], ["0.0", "0.1"]),
+        (_nodes("null"), {"ASCEND_RT_VISIBLE_DEVICES": "4,5"}, ["ASCEND_RT_VISIBLE_DEVICES"], "45"),
+        (_nodes("null"), {"NEURON_RT_VISIBLE_CORES": "2-3"}, ["NEURON_RT_VISIBLE_CORES"], "23"),
+        (_nodes("null"), {"TPU_VISIBLE_DEVICES": "2,3"}, ["TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"], "23"),
+        # Without variables, the devices decide.
+        (lambda root: machines.intel(root, CARDS[1:], NODES), {}, ["ZE_AFFINITY_MASK"], "01"),
+        (lambda root: machines.accel(root, ["habanalabs"] * 2, {0: 5, 1: 4}), {}, ["HABANA_VISIBLE_MODULES"], "45"),
+        (lambda root: machines.amd(root, [MI300] * 2, [0, 1]), {}, HIP, "01"),
+        # HIP_VISIBLE_DEVICES counts the devices in ROCR_VISIBLE_DEVICES.
+        (lambda root: machines.amd(root, [MI300] * 4, range(4)), {"ROCR_VISIBLE_DEVICES": "2,3"}, HIP, "01"),
+        # A stale list of another vendor does not matter; a container numbers its devices from 0.
+        (_nodes("davinci4", "davinci5"), {"CUDA_VISIBLE_DEVICES": "0"}, ["ASCEND_RT_VISIBLE_DEVICES"], "01"),
     ],
 )
-def test_each_worker_gets_one_device_of_its_maker(
-    tmp_path: Path, make: Callable[[Path], Path], environ: dict[str, str], expected: list[dict[str, str]]
+def test_one_device_per_worker_of_each_vendor(
+    tmp_path: Path, make: Callable[[Path], Path], environ: dict[str, str], names: list[str], values: Sequence[str]
 ) -> None:
-    assert one_device_per_worker(environ, 2, make(tmp_path)) == expected
-
-
-def test_a_list_of_another_maker_is_too_short(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ROCR_VISIBLE_DEVICES='2', which lists 1 for 2"):
-        one_device_per_worker({"ROCR_VISIBLE_DEVICES": "2"}, 2, machines.amd(tmp_path, [MI300] * 4, range(4)))
-    with pytest.raises(UserError, match=r"ZE_AFFINITY_MASK='1', which lists 1 for 2"):
-        one_device_per_worker({"ZE_AFFINITY_MASK": "1"}, 2, "/nonexistent")
-
-
-def test_the_table_is_consistent() -> None:
-    assert len({vendor.name for vendor in VENDORS}) == len(VENDORS)
-    for vendor in VENDORS:
-        assert {*vendor.per_worker} <= {*vendor.variables}
-        assert vendor.devices.endswith("s")
+    assert one_device_per_worker(environ, 2, make(tmp_path)) == [dict.fromkeys(names, value) for value in values]

@@ -1,10 +1,12 @@
-"""Endpoints as users write them, and their meaning here."""
+"""Endpoints as users write them, and addresses of this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint.base import netlink as interfaces
 from rallypoint.base.endpoint import (
     Endpoint,
     free_port,
     is_acknowledged,
+    is_local_address,
     is_loopback,
     is_this_machine,
     listening_address,
@@ -28,6 +32,7 @@ from rallypoint.base.endpoint import (
     source_address,
 )
 from rallypoint.base.errors import UserError
+from rallypoint.base.netlink import interface_addresses
 from tests.processes import completed
 from tests.waiting import until
 
@@ -41,11 +46,12 @@ GOOD = [
     (" host:65535 ", Endpoint("host", 65535)),
     ("[::1]", Endpoint("::1", 29400)),
     ("[::1]:123", Endpoint("::1", 123)),
+    (f"{'a' * 63}.example.:1", Endpoint(f"{'a' * 63}.example.", 1)),
 ]
 
 
 @pytest.mark.parametrize(("text", "endpoint"), GOOD)
-def test_what_can_be_read(text: str | None, endpoint: Endpoint) -> None:
+def test_parse_endpoint(text: str | None, endpoint: Endpoint) -> None:
     assert parse_endpoint(text, 29400) == endpoint
 
 
@@ -54,18 +60,15 @@ BAD_LABELS = ["a..b", ".a:1", f"{'a' * 64}.example:1", f"a.{'b' * 64}", ".", "a.
 
 
 @pytest.mark.parametrize("text", [*BAD, *BAD_LABELS])
-def test_what_cannot_names_the_value(text: str) -> None:
+def test_invalid_endpoints(text: str) -> None:
     with pytest.raises(UserError, match="endpoint"):
         parse_endpoint(text, 29400)
-
-
-def test_where_a_port_must_be_written() -> None:
     with pytest.raises(UserError, match="'host' has no port; write it as host:port"):
         parse_endpoint("host", None)
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_an_endpoint_or_a_user_error(text: str) -> None:
+def test_any_text_is_an_endpoint_or_an_error(text: str) -> None:
     try:
         endpoint = parse_endpoint(text, 1)
     except UserError:
@@ -75,30 +78,20 @@ def test_any_text_is_an_endpoint_or_a_user_error(text: str) -> None:
 
 
 def test_this_machine() -> None:
-    assert is_this_machine("localhost")
-    assert is_this_machine("127.0.0.1")
-    assert is_this_machine("127.8.8.8")
-    assert is_this_machine("::1")
-    assert is_this_machine(socket.gethostname())
-    assert not is_this_machine("192.0.2.1")
-    assert not is_this_machine("no-such-host.invalid")
+    ours = ["localhost", "127.0.0.1", "127.8.8.8", "::1", socket.gethostname()]
+    assert [*filter(is_this_machine, [*ours, "192.0.2.1", "no-such-host.invalid"])] == ours
+    loopback = ["127.0.0.1", "::1", "::ffff:127.0.0.1"]
+    assert [*filter(is_loopback, [*loopback, "10.0.0.1"])] == loopback
 
 
-def test_loopback() -> None:
-    assert is_loopback("127.0.0.1")
-    assert is_loopback("::1")
-    assert is_loopback("::ffff:127.0.0.1")
-    assert not is_loopback("10.0.0.1")
-
-
-def test_the_source_address_towards_an_endpoint() -> None:
+def test_source_address() -> None:
     assert source_address(Endpoint("127.0.0.1", 80)) == "127.0.0.1"
     assert resolve("127.0.0.1") == ["127.0.0.1"]
     with pytest.raises(OSError, match=r".+"):
         source_address(Endpoint("no-such-host.invalid", 80))
 
 
-def test_a_listening_socket_has_both_families_and_fails_if_the_port_is_taken() -> None:
+def test_listening_socket() -> None:
     with listening_socket("", 0) as server:
         port = server.getsockname()[1]
         for address in ("127.0.0.1", "::1"):
@@ -122,35 +115,31 @@ def test_a_listening_socket_has_both_families_and_fails_if_the_port_is_taken() -
         ("::", True, []),
     ],
 )
-def test_where_to_listen_is_what_others_know_this_machine_by(host: str, only_here: bool, found: list[str]) -> None:
+def test_listening_addresses(host: str, only_here: bool, found: list[str]) -> None:
     assert listening_addresses(host, only_here=only_here) == found
     assert listening_address(host, only_here=only_here) == "".join(found)
 
 
-def test_a_name_of_both_loopbacks_is_listened_at_on_one_port() -> None:
+def test_listening_sockets_share_a_port() -> None:
     found = listening_addresses("localhost", only_here=True)
     assert found
     assert all(map(is_loopback, found))
-    made = listening_sockets(["127.0.0.1", "::1", "192.0.2.1"], 0)
-    assert [each.getsockname()[0] for each in made] == ["127.0.0.1", "::1"], "another machine's address is left out"
-    (port,) = {each.getsockname()[1] for each in made}
+    sockets = listening_sockets(["127.0.0.1", "::1", "192.0.2.1"], 0)
+    assert [made.getsockname()[0] for made in sockets] == ["127.0.0.1", "::1"], "without another machine's address"
+    (port,) = {made.getsockname()[1] for made in sockets}
     with pytest.raises(OSError, match="in use"):
         listening_sockets(["127.0.0.2", "::1"], port)
-    listening_sockets(["127.0.0.2"], port)[0].close()  # nothing is left of the attempt
+    listening_sockets(["127.0.0.2"], port)[0].close()  # the failed attempt left nothing open
     with pytest.raises(OSError, match="in use"):
         listening_sockets([], port)
-    for each in made:
-        each.close()
+    for made in sockets:
+        made.close()
     with pytest.raises(OSError, match="assign"):
         listening_sockets(["192.0.2.1"], 0)
 
 
-def test_names_have_labels_as_name_servers_know_them() -> None:
-    assert parse_endpoint(f"{'a' * 63}.example.:1", None).host == f"{'a' * 63}.example."
-
-
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
-def test_what_the_codec_for_names_refuses_is_an_os_error(host: str) -> None:
+def test_invalid_labels_are_an_os_error(host: str) -> None:
     with pytest.raises(OSError, match="is not a valid host name"):
         resolve(host)
     with pytest.raises(OSError, match="is not a valid host name"):
@@ -160,7 +149,7 @@ def test_what_the_codec_for_names_refuses_is_an_os_error(host: str) -> None:
     assert not is_this_machine(host)
 
 
-def test_our_own_address_is_always_one() -> None:
+def test_own_address() -> None:
     assert own_address(Endpoint("127.0.0.1", 80)) == "127.0.0.1"
     assert own_address(Endpoint("127.8.8.8", 80)).startswith("127.")
     assert own_address(Endpoint("no-such-host.invalid", 80)) == "127.0.0.1"
@@ -187,23 +176,22 @@ OURS = ["10.9.0.1", "10.9.0.2", "fd00::1", "fd00::2", "::ffff:10.9.0.2", "127.0.
 OTHERS = ["10.9.0.77", "10.9.0.255", "192.0.2.1", "fd00::77", "2001:db8::1", "::ffff:192.0.2.1"]
 
 
-def needs_its_own(*what: str) -> None:
-    """Skip where the kernel or a container does not let us have a network, or mounts, of our own."""
+def isolated(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in its own network and mount namespaces."""
     if not (shutil.which("ip") and shutil.which("unshare")):
         pytest.skip("needs ip and unshare (Debian: iproute2, util-linux), for a network and a hosts file of its own")
-    tried = completed(["unshare", *what, "true"])
+    tried = completed(["unshare", "-n", "-m", "true"])
     if tried.returncode:
-        pytest.skip(f"the kernel or container does not allow `unshare {' '.join(what)}`: {tried.stderr.strip()}")
+        pytest.skip(f"the kernel or container does not allow `unshare -n -m`: {tried.stderr.strip()}")
+    return completed(["unshare", "-n", "-m", "sh", "-c", script, sys.executable, *arguments])
 
 
 @pytest.mark.parametrize("nonlocal_bind", [0, 1])
 @pytest.mark.process
 @pytest.mark.root
-def test_all_addresses_of_all_interfaces_are_this_machine_and_no_others(nonlocal_bind: int) -> None:
-    needs_its_own("-n")
-    command = ["unshare", "-n", "sh", "-ec", A_HOST.format(nonlocal_bind=nonlocal_bind), sys.executable]
-    done = completed([*command, *OURS, *OTHERS], check=True)
-    assert done.stdout.split() == OURS
+def test_addresses_of_all_interfaces_are_this_machine(nonlocal_bind: int) -> None:
+    done = isolated(A_HOST.format(nonlocal_bind=nonlocal_bind), *OURS, *OTHERS)
+    assert done.stdout.split() == OURS, done.stderr
 
 
 LOOPBACKS = """
@@ -217,26 +205,22 @@ print(*[source_address(Endpoint(host, 80)) for host in ("localhost", "six")],
       is_this_machine("localhost"), resolve("localhost")[0])'
 """
 SIX_FIRST = "::1 localhost ip6-localhost six\n127.0.0.1 localhost\n127.0.0.1 {name}\n"
-"""As Debian has it, and getaddrinfo then says `::1` first in whatever order the lines are."""
+"""As on Debian; getaddrinfo then returns `::1` first, in any order of the lines."""
 
 
 @pytest.mark.parametrize(("change", "address"), [("replace", "127.0.0.1"), ("del", "::1")])
 @pytest.mark.process
 @pytest.mark.root
-def test_this_machine_is_called_by_ipv4_whatever_the_hosts_file_names_first(
-    change: str, address: str, tmp_path: Path
-) -> None:
-    """`tcp://ADDRESS:PORT` has no place for colons. A machine without IPv4 has nothing else."""
-    needs_its_own("-n", "-m")
+def test_ipv4_addresses_are_preferred(change: str, address: str, tmp_path: Path) -> None:
+    """`tcp://ADDRESS:PORT` has no place for colons. Without IPv4, IPv6 is used."""
     hosts = tmp_path / "hosts"
     hosts.write_text(SIX_FIRST.format(name=socket.gethostname()))
-    script = LOOPBACKS.format(hosts=hosts, change=change, errors=tmp_path / "errors")
-    done = completed(["unshare", "-n", "-m", "sh", "-c", script, sys.executable])
+    done = isolated(LOOPBACKS.format(hosts=hosts, change=change, errors=tmp_path / "errors"))
     *addresses, listening, ours, first = done.stdout.split()
     assert addresses == [address] * 4, done.stderr
     assert listening == "::", "the port is free on all addresses (contract section 8)"
     assert ours == "True"
-    assert first == "127.0.0.1", "a list of places has all of them"
+    assert first == "127.0.0.1", "a list has all addresses"
 
 
 OUTWARD = """
@@ -262,27 +246,52 @@ exec "$0" -c 'from rallypoint.base.endpoint import outward_address; print(outwar
 )
 @pytest.mark.process
 @pytest.mark.root
-def test_the_outward_address_of_hosts_with_one_family_and_of_networks_without_a_way_out(
-    address: str, nodad: str, route: str, tmp_path: Path
-) -> None:
-    needs_its_own("-n", "-m")
+def test_outward_address(address: str, nodad: str, route: str, tmp_path: Path) -> None:
     own = address.partition("/")[0]
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{own} {socket.gethostname()}\n")
-    script = OUTWARD.format(address=address, nodad=nodad, route=route, hosts=hosts)
-    command = ["unshare", "-n", "-m", "sh", "-ec", script, sys.executable]
-    done = completed(command)
+    done = isolated(OUTWARD.format(address=address, nodad=nodad, route=route, hosts=hosts))
     assert done.stdout.strip() == own, done.stderr
 
 
-def test_it_is_known_whether_the_other_side_has_received_what_was_written() -> None:
+def test_is_acknowledged() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as node:
         assert is_acknowledged(node), "nothing was written"
         node.sendall(b"hello")
-        until(lambda: is_acknowledged(node))  # its kernel has it, although nobody has accepted the connection
+        until(lambda: is_acknowledged(node))  # its kernel has it, although the connection is not accepted yet
         node.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 node.send(bytes(1 << 20))
         assert not is_acknowledged(node)
-    assert not is_acknowledged(node), "it is closed"
+    assert not is_acknowledged(node), "closed"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs `ip` (Debian: apt-get install iproute2)")
+def test_interface_addresses_match_ip() -> None:
+    links = json.loads(completed(["ip", "-j", "address"], check=True).stdout)
+    expected = {
+        f"{address['local']}/64" if address.get("temporary") else address["local"]
+        for link in links
+        if "UP" in link["flags"]
+        for address in link["addr_info"]
+        if not address["local"].startswith("127.")
+        and address["local"] != "::1"
+        and not (address["family"] == "inet6" and address["scope"] == "link")
+    }
+    found = interface_addresses()
+    assert found is not None
+    assert set(found) == expected
+    assert all(is_local_address(address.partition("/")[0]) for address in found)
+
+
+def test_unknown_interface_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_arguments: object) -> socket.socket:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(interfaces, "MAX_ADDRESSES", -1)
+        assert interface_addresses() is None
+    monkeypatch.setattr(socket, "socket", denied)
+    assert interface_addresses() is None

@@ -1,19 +1,18 @@
-"""The mailbox, signals that become letters, and the loop thread."""
+"""The mailbox, signals as events, and the loop thread."""
 
 from __future__ import annotations
 
+import math
 import os
-import resource
 import select
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
 from rallypoint.base import signals
+from rallypoint.base.kernel import until_readable
 from rallypoint.base.loop import LoopError, LoopThread
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import (
@@ -24,13 +23,15 @@ from rallypoint.base.signals import (
     signal_name,
     signal_number,
 )
+from tests.processes import no_descriptors
+from tests.waiting import in_thread
 
 
 def readable(mailbox: Mailbox[int]) -> bool:
     return bool(select.select([mailbox.fileno()], [], [], 0)[0])
 
 
-def test_events_come_out_in_order_and_wake_the_reader() -> None:
+def test_mailbox() -> None:
     mailbox: Mailbox[int] = Mailbox()
     assert not readable(mailbox)
     mailbox.post(1)
@@ -43,27 +44,25 @@ def test_events_come_out_in_order_and_wake_the_reader() -> None:
     mailbox.post(3)
 
 
-def test_many_writers_lose_nothing() -> None:
+def test_a_mailbox_with_several_writers() -> None:
     mailbox: Mailbox[int] = Mailbox()
 
     def post_a_thousand() -> None:
         for number in range(1000):
             mailbox.post(number)
 
-    writers = [threading.Thread(target=post_a_thousand) for _ in range(4)]
-    for writer in writers:
-        writer.start()
+    writers = [in_thread(post_a_thousand) for _ in range(4)]
     seen: list[int] = []
     while len(seen) < 4000:
         assert select.select([mailbox.fileno()], [], [], 30)[0], "nothing came for 30 s"
         seen += mailbox.drain()
     for writer in writers:
-        writer.join()
+        writer()
     mailbox.close()
     assert sorted(seen) == sorted(list(range(1000)) * 4)
 
 
-def test_a_signal_becomes_an_event_and_the_previous_handler_is_restored() -> None:
+def test_signals_become_events() -> None:
     mailbox: Mailbox[int] = Mailbox()
     previous = signal.getsignal(signal.SIGUSR1)
     with post_signals(mailbox.post, [signal.SIGUSR1]) as wakeup:
@@ -75,25 +74,25 @@ def test_a_signal_becomes_an_event_and_the_previous_handler_is_restored() -> Non
     mailbox.close()
 
 
-def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_block() -> None:
-    heard: list[int] = []
+def test_ignore_signals_at_exit() -> None:
+    received: list[int] = []
     before: list[int] = []
     previous = signal.signal(signal.SIGUSR1, lambda number, _: before.append(number))
     try:
         with ignore_signals_at_exit():
             os.kill(os.getpid(), signal.SIGUSR1)
             for _ in range(2):
-                with ignore_signals_at_exit(), post_signals(heard.append, [signal.SIGUSR1]):
+                with ignore_signals_at_exit(), post_signals(received.append, [signal.SIGUSR1]):
                     os.kill(os.getpid(), signal.SIGUSR1)
                 os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, previous)
-    assert heard == [signal.SIGUSR1] * 2
+    assert received == [signal.SIGUSR1] * 2
     assert before == [signal.SIGUSR1] * 2, "the first and the last"
 
 
-def test_an_interrupt_is_raised_where_it_may_be_and_wakes_the_sleeper() -> None:
+def test_deferred_interrupts_wake_the_main_thread() -> None:
     with post_signals(lambda _: None, []) as wakeup, defer_interrupts() as raise_interrupt:
         assert wakeup is not None
         raise_interrupt()
@@ -105,7 +104,7 @@ def test_an_interrupt_is_raised_where_it_may_be_and_wakes_the_sleeper() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_that_nobody_takes_note_of_is_raised_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_interrupt_is_raised_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "_INTERRUPT_TIMEOUT", 0.0)
     with defer_interrupts():
         signal.raise_signal(signal.SIGINT)
@@ -113,56 +112,40 @@ def test_an_interrupt_that_nobody_takes_note_of_is_raised_when_it_comes_again(mo
             signal.raise_signal(signal.SIGINT)
 
 
-def test_interrupts_are_left_alone_that_are_handled_or_ignored_and_those_of_other_threads() -> None:
-    heard: list[int] = []
-    with post_signals(heard.append, [signal.SIGINT]), defer_interrupts() as raise_interrupt:
+def test_defer_interrupts_keeps_other_handlers() -> None:
+    received: list[int] = []
+    with post_signals(received.append, [signal.SIGINT]), defer_interrupts() as raise_interrupt:
         signal.raise_signal(signal.SIGINT)
         raise_interrupt()
-    assert heard == [signal.SIGINT]
+    assert received == [signal.SIGINT]
 
-    def attempt() -> None:
+    def attempt() -> bool:
         with defer_interrupts():
-            heard.append(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+            return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    assert heard == [signal.SIGINT, True]
+    assert in_thread(attempt)()
 
 
 def test_other_threads_install_no_handlers() -> None:
-    def work() -> None:
-        with ignore_signals_at_exit():
+    def work() -> SignalWakeup | None:
+        with post_signals(lambda _: None, [signal.SIGUSR1]) as wakeup, ignore_signals_at_exit():
             entered.set()
             leave.wait(30)
+        return wakeup
 
     entered, leave = threading.Event(), threading.Event()
-    thread = threading.Thread(target=work)
-    thread.start()
+    wakeup = in_thread(work)
     assert entered.wait(30)
     previous = signal.getsignal(signal.SIGUSR1)
     with post_signals(lambda _: None, [signal.SIGUSR1]):
         pass
     assert signal.getsignal(signal.SIGUSR1) == previous
     leave.set()
-    thread.join()
+    assert wakeup() is None
 
 
-def test_other_threads_install_nothing() -> None:
-    outcome: list[SignalWakeup | None] = []
-
-    def attempt() -> None:
-        with post_signals(lambda _: None, [signal.SIGUSR1]) as wakeup:
-            outcome.append(wakeup)
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    assert outcome == [None]
-
-
-def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_wakeup() -> None:
-    """The kernel need not interrupt the main thread, which runs the handlers; here it cannot."""
+def test_a_signal_to_another_thread_wakes_the_main_thread() -> None:
+    """The kernel may not interrupt the main thread, which runs the handlers; here it cannot."""
     mailbox: Mailbox[int] = Mailbox()
     sleeps, ended = threading.Event(), threading.Event()
 
@@ -186,18 +169,25 @@ def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_wakeup() -> N
         wakeup.clear()
         wakeup.clear()
         assert list(mailbox.drain()) == [signal.SIGUSR1]
-        assert not select.select([wakeup], [], [], 0)[0], "it is silent again"
+        assert not select.select([wakeup], [], [], 0)[0]
     mailbox.close()
 
 
-def test_names_of_signals() -> None:
+def test_signal_names() -> None:
     assert signal_name(9) == signal_name(-9) == "SIGKILL"
     assert signal_name(0) == "<N/A>"
     assert signal_number(" SIGTERM ") is signal.SIGTERM
     assert signal_number("SIGNOPE") is None
 
 
-def test_a_loop_thread_runs_what_it_is_given_and_ends() -> None:
+@pytest.mark.parametrize("seconds", [1e7, 1e12, 1e300, math.inf])
+def test_no_timeout_is_too_long(seconds: float) -> None:
+    fd = os.eventfd(1)
+    until_readable([fd], seconds)
+    os.close(fd)
+
+
+def test_loop_thread() -> None:
     loop = LoopThread("test-loop")
     ran = threading.Event()
     loop.call(ran.set)
@@ -217,41 +207,18 @@ async def nothing() -> None:
     return
 
 
-def test_a_loop_that_cannot_be_made_holds_up_nobody() -> None:
+def test_a_loop_that_cannot_be_created_blocks_nobody() -> None:
     loop = LoopThread("test-loop")
-    waits: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            pytest.fail(f"there is {loop.loop}")
-        except RuntimeError as error:
-            waits.append(error)
-
     early = partial(pytest.fail, "there is no loop to run on")
-    asker = threading.Thread(target=ask, daemon=True)
     with no_descriptors():
         loop.call(early)
-        asker.start()
-        asker.join(30)
-    assert not asker.is_alive(), "it still waits"
-    (error,) = waits
-    assert isinstance(error, LoopError)
-    assert "cannot be created" in str(error)
+        loop_of = in_thread(lambda: loop.loop)
+        with pytest.raises(LoopError, match="cannot be created"):
+            loop_of()
     with pytest.raises(LoopError, match="cannot be created"):
         loop.submit(nothing())
     with pytest.raises(LoopError, match="cannot be created"):
         loop.call(early)
-    assert loop.withdraw(early), "it will not run"
+    assert loop.withdraw(early)
     loop.stop()
     loop.stop()
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """In the block this process can open nothing."""
-    previous = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, previous[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, previous)

@@ -1,4 +1,4 @@
-"""Which processes hold GPU memory: their relation to an agent, and their names in messages."""
+"""Processes that hold GPU memory: their relation to an agent, and their names in messages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rallypoint.base.vendors import Device
 
 GIB = 1 << 30
 LAST_PID = (1 << 22) - 1
-"""The highest pid that Linux may give; no machine of ours has come that far."""
+"""The highest pid of Linux, which is not in use."""
 
 
 @pytest.mark.process
-def test_what_a_process_is_to_an_agent() -> None:
+def test_holders() -> None:
     own, grandparent = os.getpid(), os.getppid()
     assert holder(own, own, "") is Holder.OURS
     assert holder(grandparent, own, "job") is Holder.OTHER
@@ -35,24 +35,21 @@ def test_what_a_process_is_to_an_agent() -> None:
 
 
 @pytest.mark.process
-def test_a_process_of_another_agent_of_the_job_is_ours() -> None:
+def test_processes_of_other_agents_of_the_job_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {**os.environ, "TORCHELASTIC_RUN_ID": "job-7"}
     command = [sys.executable, "-c", "print(flush=True); input()"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
     assert child.stdout is not None
-    child.stdout.readline()  # from now on /proc has its own variables
+    child.stdout.readline()  # now /proc shows its own variables
     assert holder(child.pid, LAST_PID, "job-7") is Holder.OURS
     assert holder(child.pid, LAST_PID, "job-") is Holder.OTHER
     assert holder(child.pid, LAST_PID, "") is Holder.OTHER
     child.communicate(b"\n")
-
-
-def test_a_process_that_proc_hides_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_holders, "read_stat", lambda _pid: None)
-    assert holder(os.getpid(), os.getpid(), "") is Holder.OTHER
+    assert holder(os.getpid(), os.getpid(), "") is Holder.OTHER, "a process that /proc hides has not ended"
 
 
-def test_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/proc/self/comm", encoding="utf-8") as file:
         name = file.read().strip()
     user = getpwuid(os.geteuid()).pw_name
@@ -62,7 +59,7 @@ def test_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_process(os.getpid()).endswith(", user 4000000000)")
 
 
-def test_one_text_for_each_process() -> None:
+def test_held_by() -> None:
     shares = [Share(0, 4711, 61 * GIB), Share(1, 9, None), Share(1, 4711, 300 << 20)]
     names = {4711: "pid 4711 (python, user bob)", 9: "pid 9"}
     assert held_by(shares, names) == [
@@ -83,7 +80,7 @@ def test_one_text_for_each_process() -> None:
         ([], {"CUDA_VISIBLE_DEVICES": "-1"}, []),
     ],
 )
-def test_the_gpus_that_workers_see(
+def test_visible_gpus(
     monkeypatch: pytest.MonkeyPatch, visible: list[Device], environ: dict[str, str], indexes: list[int]
 ) -> None:
     monkeypatch.setattr(gpu_holders, "cuda_devices", lambda _environ: visible)

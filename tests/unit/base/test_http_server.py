@@ -1,23 +1,24 @@
-"""Streams of the small HTTP server, over real sockets. The tests of the health check cover the rest."""
+"""Streams of the small HTTP server, over real sockets; the tests of the health check cover the rest."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 
 import pytest
 
 from rallypoint.base import http_server
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.http import Answer, Client, Stream, stream_head
+from rallypoint.base.http import Answer, Client, Request, RequestError, Stream, document, parse, refusal, stream_head
 
 TIMEOUT = 120.0
 GET = b"GET / HTTP/1.1\r\n\r\n"
 
 
 class Ticker:
-    """Streams that send what they are given, and count how many there are."""
+    """Streams that repeat a chunk; counts the open ones."""
 
     def __init__(self, chunk: bytes = b"tick\n") -> None:
         self.chunk = chunk
@@ -73,7 +74,7 @@ async def ticks(reader: asyncio.StreamReader) -> None:
         await reader.readuntil(b"tick\n")
 
 
-def test_a_stream_lasts_longer_than_a_request_and_ends_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_outlive_the_request_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_REQUEST_TIMEOUT", 0.05)
 
     async def run() -> None:
@@ -95,7 +96,7 @@ def test_a_stream_lasts_longer_than_a_request_and_ends_with_its_reader(monkeypat
     asyncio.run(run())
 
 
-def test_streams_are_bounded_and_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_stream_replaces_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_MAX_STREAMS", 2)
 
     async def run() -> None:
@@ -114,7 +115,7 @@ def test_streams_are_bounded_and_do_not_keep_others_out(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
-def test_a_reader_that_is_too_slow_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_readers_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_READ_TIMEOUT", 0.1)
 
     async def run() -> None:
@@ -127,3 +128,35 @@ def test_a_reader_that_is_too_slow_is_disconnected(monkeypatch: pytest.MonkeyPat
             writer.close()
 
     asyncio.run(run())
+
+
+def test_parse() -> None:
+    head = b"GET /a%20b?job=x%2Fy&job=z&e HTTP/1.1\r\nHost:  me:1 \r\nAuthorization: Bearer t\r\n\r\n"
+    wanted = Request("/a b", {"job": "z", "e": ""}, {"host": "me:1", "authorization": "Bearer t"}, bodiless=False)
+    assert parse(head) == wanted
+    assert parse(b"HEAD / HTTP/1.0\r\n\r\n").bodiless
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST / HTTP/1.1\r\n\r\n", HTTPStatus.METHOD_NOT_ALLOWED),
+        (b"GET http HTTP/3\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET /?" + b"&".join(b"a=%d" % n for n in range(99)) + b" HTTP/1.1\r\n\r\n", HTTPStatus.BAD_REQUEST),
+    ],
+)
+def test_refused_requests(head: bytes, status: HTTPStatus) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse(head)
+    assert refused.value.status is status
+
+
+def test_replies_forbid_caching_and_sniffing() -> None:
+    for head in (
+        document(HTTPStatus.OK, "text/html", b"x"),
+        stream_head("text/event-stream"),
+        refusal(HTTPStatus(401)),
+    ):
+        assert b"\r\nCache-Control: no-store\r\n" in head
+        assert b"\r\nX-Content-Type-Options: nosniff\r\n" in head
+    assert b"\r\nWWW-Authenticate: Bearer" in refusal(HTTPStatus.UNAUTHORIZED)

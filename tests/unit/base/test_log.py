@@ -1,4 +1,4 @@
-"""Our own lines on standard error: whole, and never in the middle of a worker's."""
+"""Log lines on standard error: complete, and never in the middle of a worker's line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEADLINE = 120.0
 
 @pytest.fixture
 def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """Ours, not configured yet, and left as it was afterwards."""
+    """Our logger, not configured yet; restored after the test."""
     own = logging.getLogger("rallypoint")
     for name, value in {"handlers": [], "propagate": True, "level": logging.WARNING}.items():
         monkeypatch.setattr(own, name, value)
@@ -29,7 +29,7 @@ def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
     return own
 
 
-def said(capsys: pytest.CaptureFixture[str], logger: logging.Logger) -> list[str]:
+def logged(capsys: pytest.CaptureFixture[str], logger: logging.Logger) -> list[str]:
     logger.warning("[default] round 0 ended\n  1 rank (3)")
     logger.error("[trainer] no")
     return capsys.readouterr().err.split("\n")
@@ -39,14 +39,14 @@ TIME = r"[0-2]\d:[0-5]\d:[0-6]\d"
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_on_a_terminal_a_line_is_for_people(
+def test_lines_on_a_terminal(
     no_color: str, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", no_color)
     log.configure("node3: ", "rallyrun")
-    first, second, third, _ = said(capsys, logger)
+    first, second, third, _ = logged(capsys, logger)
     assert ("\x1b" in first, "\x1b" in third) == (not no_color, not no_color)
     first, third = (re.sub(r"\x1b\[\d+m", "", line) for line in (first, third))
     assert re.fullmatch(rf"node3: {TIME} rallyrun: round 0 ended", first)
@@ -55,7 +55,7 @@ def test_on_a_terminal_a_line_is_for_people(
 
 
 @pytest.mark.parametrize(("on_terminal", "form"), [(False, "auto"), (True, "glog")])
-def test_elsewhere_each_line_has_the_form_that_torchruns_users_know(
+def test_lines_elsewhere(
     on_terminal: bool,
     form: str,
     logger: logging.Logger,
@@ -64,35 +64,37 @@ def test_elsewhere_each_line_has_the_form_that_torchruns_users_know(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
     log.configure("", "rallyrun", form)
-    lines = said(capsys, logger)
+    lines = logged(capsys, logger)
     prefix = rf"\d{{4}} {TIME}\.\d{{6}} {os.getpid()} \S+test_log\.py:\d+\] "
     assert re.fullmatch(rf"W{prefix}\[default\] round 0 ended", lines[0])
     assert re.fullmatch(rf"W{prefix}  1 rank \(3\)", lines[1])
     assert re.fullmatch(rf"E{prefix}\[trainer\] no", lines[2])
 
 
-def test_a_line_that_a_worker_has_begun_is_not_continued(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_s_unfinished_line_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     STDERR_LOCK.line_unfinished = True
     print_error_line("ours")
     print_error_line("ours again")
     assert capsys.readouterr().err == "\nours\nours again\n"
 
 
-@pytest.mark.parametrize(("written", "begun"), [([b"half"], True), ([b"half", b" a line\n"], False), ([b"\n"], False)])
-def test_whether_a_line_has_been_begun_is_known_from_what_was_shown(written: list[bytes], begun: bool) -> None:
+@pytest.mark.parametrize(
+    ("written", "unfinished"), [([b"half"], True), ([b"half", b" a line\n"], False), ([b"\n"], False)]
+)
+def test_unfinished_lines_are_noticed(written: list[bytes], unfinished: bool) -> None:
     reading, writing = os.pipe()
-    turn = OutputLock()
-    place = ConsoleSink(writing, lock=turn)
-    for each in written:
-        ConsoleStream(place, 1).write(each)
-    assert turn.line_unfinished is begun
-    place.close()
+    lock = OutputLock()
+    sink = ConsoleSink(writing, lock=lock)
+    for piece in written:
+        ConsoleStream(sink, 1).write(piece)
+    assert lock.line_unfinished is unfinished
+    sink.close()
     assert os.read(reading, 100) == b"".join(written)
     os.close(reading)
 
 
 def next_in_turn(lock: OutputLock) -> threading.Thread:
-    """Another thread, which waits for the lock."""
+    """Start a thread, and return it once it waits for the lock."""
 
     def wait() -> None:
         with lock.hold():
@@ -114,14 +116,14 @@ def next_in_turn(lock: OutputLock) -> threading.Thread:
 
 
 def in_time(work: Callable[[], None]) -> bool:
-    """Whether a call comes to its end, on a thread of its own."""
+    """Whether a call on its own thread returns."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(_DEADLINE)
     return not thread.is_alive()
 
 
-def test_who_writes_in_the_midst_of_its_own_line_does_not_wait_for_those_who_wait_for_it() -> None:
+def test_the_lock_is_reentrant() -> None:
     lock = OutputLock()
     others: list[threading.Thread] = []
 
@@ -136,8 +138,8 @@ def test_who_writes_in_the_midst_of_its_own_line_does_not_wait_for_those_who_wai
     assert not others[0].is_alive()
 
 
-def test_who_does_not_wait_for_ever_does_not_do_so_behind_another_either() -> None:
-    """A console that blocks holds up the one who writes to it and the next one, but not the log."""
+def test_the_lock_s_timeout_includes_the_queue() -> None:
+    """A blocked console delays its writer and the next one, but not the log."""
     lock = OutputLock()
 
     def last() -> None:
@@ -151,10 +153,10 @@ def test_who_does_not_wait_for_ever_does_not_do_so_behind_another_either() -> No
     assert not other.is_alive()
 
 
-def test_a_line_that_was_cut_short_anywhere_holds_up_no_further_one_of_its_thread(
+def test_an_interrupted_line_does_not_block_later_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where a ^C ends the agent, which logs how it ends its workers, while their output is shown."""
+    """As when Ctrl-C stops the agent, which logs how it stops its workers while their output is shown."""
     places: list[str] = []
 
     def write() -> None:
@@ -164,5 +166,5 @@ def test_a_line_that_was_cut_short_anywhere_holds_up_no_further_one_of_its_threa
             places.append(place)
             monkeypatch.setattr(stderr, "STDERR_LOCK", OutputLock())
 
-    assert in_time(write), f"a line waits for one who waits for this thread, after {places[-1:]}"
+    assert in_time(write), f"a deadlock after {places[-1:]}"
     assert capsys.readouterr().err.count("whole\n") == len(places) > 10

@@ -50,7 +50,7 @@ ALL = cpus("0-31")
         (AffinityMode.SOCKET, "7,12", ["7"] * 3 + ["12"]),
         # 4 cores for 3 GPUs: the first gets one more.
         (AffinityMode.EXCLUSIVE, "0-31", ["0-1,16-17", "2,18", "3,19", "8-11,24-27"]),
-        # What is left of a core is one still: 0 without 16, 17 without 1. Cores are sorted by their lowest processor.
+        # Part of a core counts as a core: 0 without 16, 17 without 1. Cores are sorted by their lowest processor.
         (AffinityMode.EXCLUSIVE, "0,2,17-18,9", ["0", "2,18", "17", "9"]),
         (AffinityMode.CORE_COMPLEX, "0-31", ["0-1,16-17", "2-3,18-19", "0-1,16-17", "8-9,24-25"]),
         # The group with more processors comes first.
@@ -58,12 +58,12 @@ ALL = cpus("0-31")
     ],
 )
 def test_modes(mode: AffinityMode, allowed: str, expected: list[str]) -> None:
-    found = [format_cpus(each) for each in bindings(mode, MACHINE, cpus(allowed), 4)]
+    found = [format_cpus(binding) for binding in bindings(mode, MACHINE, cpus(allowed), 4)]
     assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("mode", "allowed", "workers", "said"),
+    ("mode", "allowed", "workers", "error"),
     [
         (AffinityMode.NODE, "0-31", 5, "5 workers .* 4 GPUs"),
         (AffinityMode.NODE, "4-15", 1, "worker 0 would have no processor.*NUMA node 0"),
@@ -72,8 +72,8 @@ def test_modes(mode: AffinityMode, allowed: str, expected: list[str]) -> None:
         (AffinityMode.CORE_COMPLEX, "31", 1, "worker 0 would have no processors"),
     ],
 )
-def test_what_cannot_be(mode: AffinityMode, allowed: str, workers: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_impossible_bindings(mode: AffinityMode, allowed: str, workers: int, error: str) -> None:
+    with pytest.raises(UserError, match=error):
         bindings(mode, MACHINE, cpus(allowed), workers)
 
 
@@ -84,7 +84,7 @@ def test_laws(mode: AffinityMode, allowed: Cpus, workers: int) -> None:
     except UserError:
         return
     assert len(found) == workers
-    assert all(each and each <= allowed for each in found)
+    assert all(binding and binding <= allowed for binding in found)
     if mode is AffinityMode.EXCLUSIVE:
         assert sum(map(len, found)) == len(frozenset().union(*found))
         if workers == 4:
@@ -92,7 +92,7 @@ def test_laws(mode: AffinityMode, allowed: Cpus, workers: int) -> None:
 
 
 @given(st.frozensets(st.integers(0, 300)))
-def test_lists_are_read_as_they_are_written(some: Cpus) -> None:
+def test_parse_and_format(some: Cpus) -> None:
     assert parse_cpus(format_cpus(some) + "\n") == some
 
 
@@ -102,7 +102,7 @@ def test_options() -> None:
         NumaOptions("moon")
 
 
-# The shell, on folders as the kernel lays them out
+# Reading folders as the kernel lays them out
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -111,10 +111,10 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def machine(root: Path, gpu_nodes: list[int]) -> Path:
-    """The machine from above as files, with GPUs on these nodes."""
-    for node, each in MACHINE.nodes.items():
-        write(root, f"sys/devices/system/node/node{node}/cpulist", format_cpus(each))
-        for cpu in each:
+    """Write MACHINE as files, with GPUs on these nodes."""
+    for node, own in MACHINE.nodes.items():
+        write(root, f"sys/devices/system/node/node{node}/cpulist", format_cpus(own))
+        for cpu in own:
             folder = f"sys/devices/system/cpu/cpu{cpu}"
             write(root, f"{folder}/topology/physical_package_id", str(MACHINE.packages[node]))
             write(root, f"{folder}/topology/thread_siblings_list", format_cpus(MACHINE.cores[cpu]))
@@ -133,50 +133,41 @@ def machine(root: Path, gpu_nodes: list[int]) -> Path:
 
 
 @pytest.mark.parametrize("mode", AffinityMode)
-def test_reading_a_machine(tmp_path: Path, mode: AffinityMode) -> None:
+def test_read_topology(tmp_path: Path, mode: AffinityMode) -> None:
     root = machine(tmp_path, [-1, 0, 0, 2])
     addresses = [f"0000:{number:02x}:00.0" for number in range(1, 5)]
     assert bindings(mode, read_topology(mode, addresses, root), ALL, 4) == bindings(mode, MACHINE, ALL, 4)
 
 
 def test_a_kernel_without_numa(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"0000:01:00\.0/numa_node \(No such file"):
+        read_topology(AffinityMode.NODE, ["0000:01:00.0"], tmp_path)
     write(tmp_path, "sys/devices/system/cpu/online", "0-3")
     write(tmp_path, "sys/bus/pci/devices/0000:01:00.0/numa_node", "-1")
     topology = read_topology(AffinityMode.NODE, ["0000:01:00.0"], tmp_path)
     assert bindings(AffinityMode.NODE, topology, cpus("2-9"), 1) == [cpus("2-3")]
 
 
-def test_a_kernel_without_topology_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"0000:01:00\.0/numa_node \(No such file"):
-        read_topology(AffinityMode.NODE, ["0000:01:00.0"], tmp_path)
-
-
-def test_workers_are_bound_near_the_gpus_that_they_see(tmp_path: Path) -> None:
-    root = machine(tmp_path, [3, 0])  # processor 0, which this process may use, is on node 0
-    allowed = frozenset(os.sched_getaffinity(0))
-    found = worker_cpus(NumaOptions(AffinityMode.NODE), 1, {"CUDA_VISIBLE_DEVICES": "1"}, root)
-    assert found == [NODES[0] & allowed]
-
-
 @pytest.mark.parametrize(
-    ("visible", "said"),
+    ("visible", "error"),
     [("", "this machine has none with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not report")],
 )
-def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_fallback(tmp_path: Path, visible: str, error: str, caplog: pytest.LogCaptureFixture) -> None:
     root, environ = machine(tmp_path, [0, 0]), {"CUDA_VISIBLE_DEVICES": visible}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=error):
         worker_cpus(NumaOptions(AffinityMode.NODE), 1, environ, root)
     assert worker_cpus(NumaOptions(AffinityMode.NODE, True), 1, environ, root) is None
-    assert said in caplog.text
+    assert error in caplog.text
 
 
-def test_workers_are_bound_near_the_devices_of_any_maker(tmp_path: Path) -> None:
-    """AMD's are found by their PCI addresses; where a driver does not report any, that is said."""
+def test_workers_are_bound_near_their_devices(tmp_path: Path) -> None:
+    root = machine(tmp_path / "nvidia", [3, 0])  # processor 0, which this process may use, is on node 0
+    allowed = frozenset(os.sched_getaffinity(0))
+    options = NumaOptions(AffinityMode.NODE)
+    assert worker_cpus(options, 1, {"CUDA_VISIBLE_DEVICES": "1"}, root) == [NODES[0] & allowed]
     root = machines.amd(machine(tmp_path / "amd", []), [MI300] * 2, [0, 1])
     for number, node in enumerate([3, 0]):
         write(root, f"sys/bus/pci/devices/0000:{number + 1:02x}:00.0/numa_node", str(node))
-    allowed = frozenset(os.sched_getaffinity(0))
-    options = NumaOptions(AffinityMode.NODE)
     assert worker_cpus(options, 1, {"HIP_VISIBLE_DEVICES": "1"}, root) == [NODES[0] & allowed]
     machines.node(machine(tmp_path / "ascend", []), "davinci0")
     with pytest.raises(UserError, match="does not report the PCI addresses of the Ascend NPUs"):
@@ -211,5 +202,5 @@ if len(here) > 1:
 
 
 @pytest.mark.process
-def test_threads_that_were_bound_apart_stay_where_they_are() -> None:
+def test_threads_bound_separately_stay_bound() -> None:
     subprocess.run([sys.executable, "-c", BOUND_APART], check=True)

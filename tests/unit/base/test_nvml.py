@@ -1,8 +1,7 @@
-"""NVIDIA's management library, with a stand-in in C that a test compiles."""
+"""NVIDIA's management library, with a stand-in in C."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from rallypoint.base.nvml import (
     nvml_kept_open,
     nvml_memory,
 )
-from tests.nvml import StandIn, needs_compiler
+from tests.nvml import StandIn, compiled, needs_compiler
 
 _LIBRARY = """
 #include <string.h>
@@ -41,14 +40,11 @@ int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *info) {
 @needs_compiler
 @pytest.mark.parametrize(("broken", "found"), [(0, [("0001:ab:00.0", "GPU-one"), ("", "GPU-two")]), (9, [])])
 @pytest.mark.process
-def test_the_management_library(tmp_path: Path, broken: int, found: list[tuple[str, str]]) -> None:
-    library = tmp_path / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", f"-DBROKEN={broken}", "-x", "c", "-", "-o", str(library)]
-    subprocess.run(command, input=_LIBRARY, text=True, check=True)
-    assert nvml_devices(str(library)) == found
+def test_devices(tmp_path: Path, broken: int, found: list[tuple[str, str]]) -> None:
+    assert nvml_devices(compiled(tmp_path, _LIBRARY, f"-DBROKEN={broken}")) == found
 
 
-def test_no_management_library(tmp_path: Path) -> None:
+def test_no_library(tmp_path: Path) -> None:
     assert nvml_devices(str(tmp_path / "none.so")) == []
     assert nvml_memory(str(tmp_path / "none.so")) == []
     with nvml_kept_open(str(tmp_path / "none.so")) as works:
@@ -60,7 +56,7 @@ GIB = 1 << 30
 
 @needs_compiler
 @pytest.mark.process
-def test_memory_and_who_holds_it(tmp_path: Path) -> None:
+def test_memory(tmp_path: Path) -> None:
     nvml = StandIn(tmp_path)
     nvml.answer(f"{80 * GIB} {62 * GIB} 7:{61 * GIB} 8:? 9:1 9:2 9:?", f"{80 * GIB} 5", f"- - 7:{GIB}", "80 61 -")
     with nvml_kept_open(nvml.library) as works:
@@ -80,7 +76,7 @@ def _unknown(pid: int) -> GpuProcess:
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.parametrize("count", [64, 65, 300, MOST_PROCESSES + 1])
-def test_many_processes_are_known_up_to_a_limit(tmp_path: Path, count: int) -> None:
+def test_many_processes(tmp_path: Path, count: int) -> None:
     nvml = StandIn(tmp_path)
     nvml.answer("9 9 " + " ".join(f"{pid}:1" for pid in range(1, count + 1)))
     (found,) = nvml_memory(nvml.library)
@@ -92,7 +88,7 @@ def test_many_processes_are_known_up_to_a_limit(tmp_path: Path, count: int) -> N
 
 @needs_compiler
 @pytest.mark.process
-def test_an_old_library_knows_less(tmp_path: Path) -> None:
+def test_old_libraries(tmp_path: Path) -> None:
     nvml = StandIn(tmp_path, ["-DOLD"])
     nvml.answer("80 61 7:61")
     assert nvml_memory(nvml.library) == [GpuMemory("0000:01:00.0", "GPU-0")]
@@ -106,11 +102,9 @@ def test_an_old_library_knows_less(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.process
-def test_a_library_without_a_function_of_the_health_check(tmp_path: Path) -> None:
-    library = tmp_path / "libnvidia-ml.so.1"
+def test_a_library_without_health_functions(tmp_path: Path) -> None:
     source = _LIBRARY + '\nconst char *nvmlErrorString(int code) { return "none"; }\n'
-    command = ["cc", "-shared", "-fPIC", "-DBROKEN=0", "-x", "c", "-", "-o", str(library)]
-    subprocess.run(command, input=source, text=True, check=True)
-    found = nvml_health(str(library))
+    library = compiled(tmp_path, source, "-DBROKEN=0")
+    found = nvml_health(library)
     assert isinstance(found, NvmlHealth)
     assert f"{library} is too old" in found.trouble

@@ -1,4 +1,4 @@
-"""A thread that works for one that must not wait."""
+"""A thread for work that must not block another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def side(failures: list[str]) -> Iterator[SideThread]:
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The machine allows no further thread, until the patch is undone."""
+    """Allow no more threads until the patch is undone."""
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -35,7 +35,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_work_is_done_in_order_and_what_raises_is_named(side: SideThread, failures: list[str]) -> None:
+def test_work_runs_in_order_and_errors_are_reported(side: SideThread, failures: list[str]) -> None:
     done: list[int] = []
     assert side.post("first", lambda: done.append(1))
     assert side.post("second", lambda: 1 // 0)
@@ -44,7 +44,7 @@ def test_work_is_done_in_order_and_what_raises_is_named(side: SideThread, failur
     assert (done, failures) == ([1, 3], ["second"])
 
 
-def test_a_full_queue_takes_no_more_and_says_so(side: SideThread) -> None:
+def test_a_full_queue_drops_work(side: SideThread) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -57,7 +57,7 @@ def test_a_full_queue_takes_no_more_and_says_so(side: SideThread) -> None:
     assert side.dropped == 1
     assert side.busy_for() > 0.0
     assert not side.is_idle
-    assert len(side.close(0.0)) == 3, "what was not begun is given back"
+    assert len(side.close(0.0)) == 3, "waiting work is returned"
     assert not side.post("late", bool)
     go_on.set()
 

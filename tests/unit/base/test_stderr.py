@@ -1,10 +1,9 @@
-"""Log lines where nothing reads standard error."""
+"""Log lines while nothing reads standard error."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -13,13 +12,11 @@ import pytest
 
 from rallypoint.base import stderr
 from rallypoint.base.stderr import STDERR_LOCK, print_error_line, written_beside
-from tests.waiting import until
-
-_DEADLINE = 60.0
+from tests.waiting import in_thread, until
 
 
 class Pipe:
-    """Standard error as a pipe that is full, until somebody reads it."""
+    """Standard error as a full pipe."""
 
     def __init__(self) -> None:
         self._reading, writing = os.pipe()
@@ -32,7 +29,7 @@ class Pipe:
         os.set_blocking(writing, True)
 
     def lines(self, last: str) -> list[str]:
-        """Read until this line has come; returns the lines, without what filled the pipe."""
+        """Read up to this line; return the lines, without the filling."""
         data = b""
         while not data.endswith(f"{last}\n".encode()):
             data += os.read(self._reading, 65536)
@@ -53,7 +50,7 @@ def _write(fd: int, size: int) -> int:
 
 @contextmanager
 def full_pipe() -> Iterator[Pipe]:
-    """Standard error is a pipe that is full. (Not a fixture: pytest puts back its own where the test begins.)"""
+    """Make standard error a full pipe. (Not a fixture: pytest would replace it when the test begins.)"""
     made, before = Pipe(), sys.stderr
     sys.stderr = made.stream
     try:
@@ -63,31 +60,18 @@ def full_pipe() -> Iterator[Pipe]:
         made.close()
 
 
-class Reader:
-    """Reads a pipe on another thread, until a line has come."""
-
-    def __init__(self, pipe: Pipe, last: str) -> None:
-        self._found: list[str] = []
-        self._thread = threading.Thread(target=lambda: self._found.extend(pipe.lines(last)))
-        self._thread.start()
-
-    def lines(self) -> list[str]:
-        self._thread.join(_DEADLINE)
-        return self._found
-
-
-def test_nobody_waits_for_a_console_that_is_not_read() -> None:
+def test_an_unread_console_blocks_nobody() -> None:
     with full_pipe() as pipe:
         with written_beside():
             for number in range(3):
-                print_error_line(f"line {number}")  # returns: it would never, on the thread of the caller
+                print_error_line(f"line {number}")  # would block on the caller's thread
             until(lambda: STDERR_LOCK.blocked_for() > 0, "a write that waits")
-            reader = Reader(pipe, "line 2")
-        assert reader.lines() == ["line 0", "line 1", "line 2"]
+            reader = in_thread(lambda: pipe.lines("line 2"))
+        assert reader() == ["line 0", "line 1", "line 2"]
     assert STDERR_LOCK.blocked_for() == 0.0
 
 
-def test_lines_that_did_not_fit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stderr, "_MOST_BYTES", 20)
     lost = "2 lines of this log are missing here because nothing read it"
     with full_pipe() as pipe:
@@ -96,24 +80,24 @@ def test_lines_that_did_not_fit_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
             until(lambda: STDERR_LOCK.blocked_for() > 0, "a write that waits")
             for number in range(5):
                 print_error_line(f"line {number}")
-            reader = Reader(pipe, "line 2")
+            reader = in_thread(lambda: pipe.lines("line 2"))
             until(lambda: STDERR_LOCK.blocked_for() == 0.0)
-            reader.lines()
-            rest = Reader(pipe, lost)
-        assert [*reader.lines(), *rest.lines()] == ["first", "line 0", "line 1", "line 2", lost]
+            shown = reader()
+            rest = in_thread(lambda: pipe.lines(lost))
+        assert [*shown, *rest()] == ["first", "line 0", "line 1", "line 2", lost]
 
 
-def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stderr, "_DRAIN", 0.1)
     with full_pipe() as pipe:
         with written_beside():
             print_error_line("unread")
-        Reader(pipe, "unread").lines()  # so that the thread which waits for the console ends
+        pipe.lines("unread")  # so that the blocked thread ends
         until(lambda: STDERR_LOCK.blocked_for() == 0.0)
 
 
 @pytest.mark.process
-def test_a_forked_child_writes_itself(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_forked_child_writes_directly(capfd: pytest.CaptureFixture[str]) -> None:
     with written_beside():
         print_error_line("of the parent")
         until(lambda: "of the parent" in capfd.readouterr().err)

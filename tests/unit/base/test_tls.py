@@ -21,7 +21,7 @@ def written(folder: Path, authority: trustme.CA, *names: str) -> TlsFiles:
 
 
 def shaken(node: ssl.SSLContext, coordinator: ssl.SSLContext, host: str) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Both ends of a handshake that succeeded; SSLError if it does not."""
+    """Both ends of a successful handshake. Raises SSLError if it fails."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = node.wrap_bio(down, up, server_hostname=host), coordinator.wrap_bio(up, down, server_side=True)
     todo = list(ends)
@@ -36,7 +36,7 @@ def shaken(node: ssl.SSLContext, coordinator: ssl.SSLContext, host: str) -> tupl
     return ends
 
 
-def test_both_sides_show_a_certificate_and_name_the_host(tmp_path: Path) -> None:
+def test_both_sides_show_certificates(tmp_path: Path) -> None:
     tls = ControlTls(written(tmp_path, trustme.CA(), "node0"))
     node, coordinator = shaken(tls.for_node(), tls.for_coordinator(), "node0")
     assert node.getpeercert()
@@ -46,7 +46,7 @@ def test_both_sides_show_a_certificate_and_name_the_host(tmp_path: Path) -> None
         shaken(tls.for_node(), tls.for_coordinator(), "node1")
 
 
-def test_another_authority_is_refused_by_either_side(tmp_path: Path) -> None:
+def test_both_sides_refuse_another_authority(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     theirs.mkdir()
@@ -56,7 +56,7 @@ def test_another_authority_is_refused_by_either_side(tmp_path: Path) -> None:
             shaken(node.for_node(), coordinator.for_coordinator(), "node0")
 
 
-def test_a_peer_is_known_by_the_names_in_its_certificate(tmp_path: Path) -> None:
+def test_peer_names(tmp_path: Path) -> None:
     files = written(tmp_path, trustme.CA(), "node0")
     tls = ControlTls(files._replace(peer="node0"))
     node, _ = shaken(tls.for_node(), tls.for_coordinator(), "whatever.the.endpoint.is")
@@ -67,7 +67,7 @@ def test_a_peer_is_known_by_the_names_in_its_certificate(tmp_path: Path) -> None
     assert "nobody" in str(tls.objection_to(None))
 
 
-def test_changed_files_serve_from_the_next_connection_on(tmp_path: Path) -> None:
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
     tls = ControlTls(written(tmp_path, trustme.CA(), "node0"))
     before = tls.for_node()
     assert tls.for_node() is before
@@ -79,7 +79,7 @@ def test_changed_files_serve_from_the_next_connection_on(tmp_path: Path) -> None
     assert tls.for_node() is kept
 
 
-def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
+def test_invalid_files(tmp_path: Path) -> None:
     files = written(tmp_path, trustme.CA(), "node0")
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nonsense")
@@ -92,6 +92,6 @@ def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
         "tls_ca": files._replace(ca=str(nonsense)),
         "missing": files._replace(ca=str(tmp_path / "missing")),
     }
-    for word, each in wrong.items():
+    for word, invalid in wrong.items():
         with pytest.raises(UserError, match=word):
-            ControlTls(each)
+            ControlTls(invalid)

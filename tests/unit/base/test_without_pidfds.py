@@ -1,4 +1,4 @@
-"""Handles of processes without pidfds, on any kernel. Jobs where the kernel denies them: tests/jobs/test_denied.py."""
+"""Handles of processes without pidfds; tests/jobs/test_denied.py runs jobs on a kernel that denies them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def handle_of(pid: int, stat: ProcessStat | None = None) -> Iterator[CheckedHand
         handle.close()
 
 
-def test_the_end_of_a_child_is_seen_and_does_not_reap_it() -> None:
+def test_the_end_of_a_child() -> None:
     with subprocess.Popen(["sleep", "600"]) as child, handle_of(child.pid) as handle:
         assert not readable(handle.fileno())
         assert handle.outlives_reaper()
@@ -40,7 +40,7 @@ def test_the_end_of_a_child_is_seen_and_does_not_reap_it() -> None:
         child.returncode = -signal.SIGTERM
 
 
-def test_the_end_of_another_process_is_seen() -> None:
+def test_the_end_of_another_process() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         with handle_of(int(parent.stdout.readline())) as handle:
@@ -52,7 +52,7 @@ def test_the_end_of_another_process_is_seen() -> None:
                 handle.send_signal(signal.SIGKILL)
 
 
-def test_a_process_that_has_the_pid_of_another_gets_no_signal() -> None:
+def test_a_reused_pid_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
         stat = read_stat(child.pid)
         assert stat is not None
@@ -65,6 +65,6 @@ def test_a_process_that_has_the_pid_of_another_gets_no_signal() -> None:
         exit_fd(child.pid)
 
 
-def test_a_python_that_was_built_for_an_older_kernel_has_none() -> None:
+def test_a_python_without_pidfds() -> None:
     text = "import posix; del posix.pidfd_open; from rallypoint.base.pidfds import HAS_PIDFDS; print(HAS_PIDFDS)"
     assert completed([sys.executable, "-c", text], check=True).stdout == "False\n"
