@@ -89,6 +89,8 @@ CONVERTED: list[Case] = [
     (["--rdzv-backend=c10d", "-r", "3", "-t", "0:1,1:2", "--local-ranks-filter=0, 1,2", "s.py"], {}),
     (["--rdzv-backend=c10d", "-r", "0:1,0:2", "--local-ranks-filter=", "s.py"], {}),
     (["--rdzv-backend=c10d", "--local-ranks-filter=-1", "--start-method=fork", "s.py"], {}),
+    (["--rdzv-backend=c10d", "--virtual-local-rank", "--event-log-handler=console", "s.py"], {}),
+    (["--rdzv-backend=c10d", "--duplicate-stdout-filters=a,,b,c", "--duplicate-stderr-filters=d", "s.py"], {}),
     (["--rdzv-backend=c10d", "--shutdown-timeout=0", "--local-addr=h", "s.py"], {"PYTHON_EXEC": "/usr/bin/py"}),
     (["--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "s.py"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}),
     (["--rdzv-backend=c10d", "--signals-to-handle=SIGTERM, SIGUSR1", "s.py"], {"PYTHON_EXEC": ""}),

@@ -1,4 +1,4 @@
-"""What `--cluster` fills in, what it leaves, and the warning if it is not used."""
+"""Flags that `--cluster` sets, and the warning without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rallypoint.clusters.detect import started_with_others
 from rallypoint.clusters.findings import Machine
 from rallypoint.clusters.mpi import LAUNCHERS
 from rallypoint.clusters.ports import control_port
-from tests.unit.cluster.test_detect import BATCH, HYDRA, INDEXED, OPEN_MPI, POD, STEP
+from tests.unit.cluster.test_detect import BATCH, HYDRA, INDEXED, OPEN_MPI, POD, STEP, env
 from tests.unit.cluster.test_platforms import DSTACK, FLUX, NODEFILE, PBS_TASK, SKYPILOT
 
 MACHINE = Machine(hostname="n3", ephemeral="32768 60999")
@@ -34,7 +34,7 @@ def meeting(options: Options) -> tuple[str, str, str, str, int]:
     return options.nnodes, options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, options.node_rank
 
 
-def test_a_step_needs_nothing_more() -> None:
+def test_a_slurm_step() -> None:
     options = filled()
     assert meeting(options) == ("2", "c10d", ENDPOINT, "slurm-12.0.0", 1)
     assert options.nproc_per_node == str(min(2, cpu_count()))
@@ -48,12 +48,9 @@ def test_a_step_needs_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("conf", ["tls_ca=/etc/this_host/ca.pem", "tls_ca=/x/store_type/ca", "this_host=1"])
-def test_an_option_is_given_by_its_key_and_not_by_what_contains_it(conf: str) -> None:
+def test_only_the_keys_of_options_count(conf: str) -> None:
     found = filled(f"--rdzv-conf={conf}", environ=FIRST)
     assert (found.rdzv_endpoint, found.rdzv_conf) == (ENDPOINT, f"{conf},is_host=true")
-
-
-def test_options_that_cannot_be_read_are_named_by_their_flag() -> None:
     with pytest.raises(UserError, match=r"--rdzv-conf: rendezvous options 'is_host' set no value for 'is_host'"):
         filled("--rdzv-conf=is_host", environ=FIRST)
 
@@ -73,20 +70,14 @@ def test_options_that_cannot_be_read_are_named_by_their_flag() -> None:
         (["--nnodes=1"], ("1", "static", "", "none", 0)),
     ],
 )
-def test_what_is_given_holds(flags: list[str], expected: tuple[str, str, str, str, int]) -> None:
+def test_given_flags_take_precedence(flags: list[str], expected: tuple[str, str, str, str, int]) -> None:
     assert meeting(filled(*flags, environ=FIRST | {"SLURM_NODEID": "1", "SLURMD_NODENAME": "n3"})) == expected
 
 
-def test_variables_of_trainers_hold_too() -> None:
-    """Kubeflow's Trainer sets these in the pods of an Indexed Job."""
-    trainer = {
-        **INDEXED,
-        "PET_NNODES": "4",
-        "PET_NPROC_PER_NODE": "8",
-        "PET_NODE_RANK": "1",
-        "PET_MASTER_ADDR": "train-node-0-0.train",
-        "PET_MASTER_PORT": "29400",
-    }
+def test_variables_of_kubeflow_trainer_take_precedence() -> None:
+    trainer = INDEXED | env(
+        "PET_NNODES=4 PET_NPROC_PER_NODE=8 PET_NODE_RANK=1 PET_MASTER_ADDR=train-node-0-0.train PET_MASTER_PORT=29400"
+    )
     options = filled(environ=trainer, machine=POD)
     assert meeting(options) == ("4", "static", "", "k8s-train", 1)
     assert (options.master_addr, options.master_port, options.nproc_per_node) == ("train-node-0-0.train", 29400, "8")
@@ -109,31 +100,31 @@ def test_variables_of_trainers_hold_too() -> None:
         ([], {"SLURM_CPUS_PER_TASK": "4000"}, str(cpu_count())),
     ],
 )
-def test_workers_are_what_the_task_may_use(flags: list[str], changed: dict[str, str], workers: str) -> None:
+def test_workers_follow_the_task(flags: list[str], changed: dict[str, str], workers: str) -> None:
     assert filled(*flags, environ={**STEP, **changed}).nproc_per_node == workers
 
 
 @pytest.mark.parametrize(("seen", "workers"), [(0, "4"), (2, "2"), (8, "4")])
-def test_workers_are_no_more_than_the_task_s_gpus(seen: int, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_limited_by_the_task_s_gpus(seen: int, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_options, "count_accelerators", lambda environ, source: seen)
     assert filled(environ={**STEP, "SLURM_GPUS_ON_NODE": "4"}).nproc_per_node == workers
 
 
-def test_a_task_that_is_bound_to_few_processors_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_of_few_processors(caplog: pytest.LogCaptureFixture) -> None:
     for environ, words in (
         ({**FIRST, "SLURM_CPUS_PER_TASK": "4000"}, "use srun --cpus-per-task=N or --cpu-bind=none"),
-        ({**STEP, "SLURM_CPUS_PER_TASK": "4000"}, ""),  # another node says it
+        ({**STEP, "SLURM_CPUS_PER_TASK": "4000"}, ""),  # another node warns
         ({**FIRST, "SLURM_CPUS_PER_TASK": "1"}, ""),
-        # More workers than processors get a line of their own, which names both numbers.
+        # Another line warns of more workers than processors.
         ({**FIRST, "SLURM_CPUS_PER_TASK": "4000", "SLURM_GPUS_ON_NODE": str(cpu_count() + 1)}, ""),
     ):
         caplog.clear()
         filled(environ=environ)
-        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert len(said) == bool(words)
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == bool(words)
         if words:
-            assert f"may use only {cpu_count()} of 4000 processors" in said[0]
-            assert words in said[0]
+            assert f"may use only {cpu_count()} of 4000 processors" in warnings[0]
+            assert words in warnings[0]
 
 
 def test_a_pod() -> None:
@@ -146,7 +137,8 @@ def test_a_pod() -> None:
         filled(environ=INDEXED, machine=Machine(hostname="train-1"))
 
 
-def test_an_mpi_launcher_does_not_say_where_the_others_are() -> None:
+def test_mpi() -> None:
+    assert filled("--master-addr=n1", environ={**STEP, **OPEN_MPI}).source("nnodes") == "OMPI_COMM_WORLD_SIZE"
     silent = {name: text for name, text in OPEN_MPI.items() if name != "PMIX_NAMESPACE"}
     with pytest.raises(UsageError, match="set it with a free port: mpirun --map-by"):
         filled(environ=silent)
@@ -155,11 +147,7 @@ def test_an_mpi_launcher_does_not_say_where_the_others_are() -> None:
     assert filled(environ={**silent, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}).nnodes == "1"
 
 
-def test_an_mpi_launcher_inside_a_job_of_slurm_is_the_one_that_counts() -> None:
-    assert filled("--master-addr=n1", environ={**STEP, **OPEN_MPI}).source("nnodes") == "OMPI_COMM_WORLD_SIZE"
-
-
-def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_insufficient_information(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         UsageError, match=r"^--cluster=auto: Slurm job 12 has 3 nodes, but this process was started wit"
     ):
@@ -172,19 +160,19 @@ def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCa
         with_cluster(parse(["train.py"], {"PET_CLUSTER": "slurm"}), {}, MACHINE)
 
 
-def test_nothing_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    for environ, said in (({}, " Slurm,"), ({"SLURM_JOB_ID": "12"}, "as after ssh to one of its nodes")):
+def test_a_warning_if_nothing_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    for environ, words in (({}, " Slurm,"), ({"SLURM_JOB_ID": "12"}, "as after ssh to one of its nodes")):
         caplog.clear()
         assert meeting(filled(environ=environ)) == ("1:1", "static", "", "none", 0)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
-        assert said in record.getMessage()
+        assert words in record.getMessage()
     caplog.clear()
     filled("--nnodes=2", "--master-addr=n1", environ={})
     assert [record.levelname for record in caplog.records if record.levelno > 20] == []
 
 
-def test_the_file_of_the_job_is_read_if_it_can_be_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_node_file_of_a_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nodes = tmp_path / "nodes"
     environ = {**PBS_TASK, "PBS_NODEFILE": str(nodes)}
     nodes.write_text(NODEFILE)
@@ -196,7 +184,7 @@ def test_the_file_of_the_job_is_read_if_it_can_be_trusted(tmp_path: Path, caplog
     os.mkfifo(pipe)
     for path in (link, pipe, tmp_path, tmp_path / "none", "", "a\0b"):
         assert this_machine({**environ, "PBS_NODEFILE": str(path)}).job_file == ""
-    assert this_machine({"PBS_NODEFILE": str(nodes)}).job_file == ""  # of no job
+    assert this_machine({"PBS_NODEFILE": str(nodes)}).job_file == ""  # outside a job
 
 
 SEVERAL = {
@@ -225,29 +213,29 @@ SEVERAL = {
     ],
 )
 @pytest.mark.parametrize("kind", SEVERAL)
-def test_worlds_of_one_are_warned_of(flags: list[str], warns: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_separate_jobs(flags: list[str], warns: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_own_worlds(parse([*flags, "train.py"], {}), SEVERAL[kind])
     found = [record.getMessage() for record in caplog.records]
     assert len(found) == bool(warns)
     if warns:
-        assert warns.rsplit("|", maxsplit=1)[-1] in found[0]
+        assert warns in found[0]
         assert "--cluster=" in found[0]
 
 
-def test_one_node_warns_and_no_worker_of_a_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_first_of_several_nodes_warns(caplog: pytest.LogCaptureFixture) -> None:
     options = parse(["train.py"], {})
     others = [STEP, OPEN_MPI, {**HYDRA, "PMI_RANK": "1"}, INDEXED]
     alone = [{**FIRST, "SLURM_STEP_NUM_NODES": "1"}, {**HYDRA, "PMI_SIZE": "1"}, {**HYDRA, "MPI_LOCALNRANKS": "2"}]
     alone += [{"JOB_COMPLETION_INDEX": "0"}, {**FIRST, "TORCHELASTIC_RUN_ID": "job"}, BATCH, {}]
-    odd = [{**each, name: "x"} for each in SEVERAL.values() for name in each if name in _SEVERAL_NODES]
+    odd = [{**environ, name: "x"} for environ in SEVERAL.values() for name in environ if name in _SEVERAL_NODES]
     for environ in [*others, *alone, *odd]:
         warn_of_own_worlds(options, environ)
     assert not caplog.records
 
 
-def test_the_quick_check_misses_none() -> None:
-    """Without these variables nothing is imported, so they must be all that such a finding needs."""
-    assert {each.size for each in LAUNCHERS} <= set(_SEVERAL_NODES)
+def test_the_quick_check_is_complete() -> None:
+    """Without these variables, `clusters` is not imported."""
+    assert {launcher.size for launcher in LAUNCHERS} <= set(_SEVERAL_NODES)
     for environ, name in product(SEVERAL.values(), _SEVERAL_NODES):
         assert started_with_others(environ) is not None
         if name in environ:

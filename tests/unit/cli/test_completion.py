@@ -1,4 +1,4 @@
-"""Each shell loads the script from `rallyctl completion`, and completes a flag, a verb and a value with it."""
+"""The completion scripts, in each shell."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ source ./script
 complete rallyrun
 complete rallyctl
 """
-ASKED = {
+SHELL_INPUT = {
     "bash": (["bash", "--norc"], _BASH, ["--rdzv-backend", "status stacks", "forkserver"]),
     "zsh": (["zsh", "-f"], _ZSH, ["rallyrun --rdzv-backend", "rallyctl status", "rallyrun --start-method forkserver"]),
     "fish": (["fish", "--no-config"], _FISH, ["--rdzv-backend", "status", "forkserver"]),
     "tcsh": (["tcsh", "-f"], _TCSH, ["rdzv-backend", "fork forkserver", "status"]),
 }
-"""Shells to their command, what they are asked, and parts of what they answer, in this order."""
+"""Shells to their command, input, and parts of their output in this order."""
 
 
 def both() -> dict[str, argparse.ArgumentParser]:
@@ -66,37 +66,46 @@ def both() -> dict[str, argparse.ArgumentParser]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_flag_a_verb_and_a_value_are_completed(shell: str, tmp_path: Path) -> None:
-    command, asked, wanted = ASKED[shell]
+def test_flags_verbs_and_values_are_completed(shell: str, tmp_path: Path) -> None:
+    command, text, wanted = SHELL_INPUT[shell]
     if shutil.which(command[0]) is None:
         pytest.skip(f"{shell} is not installed")
     for name in ("script", "_rallyrun"):
         (tmp_path / name).write_text(completion_script(shell, both()))
-    done = completed(command, input=asked, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    done = completed(command, input=text, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert done.stderr == ""
     at = 0
-    for each in wanted:
-        at = done.stdout.find(each, at) + 1
-        assert at, f"{each!r} is not in its place in {done.stdout!r}"
+    for part in wanted:
+        at = done.stdout.find(part, at) + 1
+        assert at, f"{part!r} is not at its place in {done.stdout!r}"
 
 
-def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert main(["completion", "fish"]) == 0
     assert capsys.readouterr().out == completion_script("fish", both()).rstrip("\n") + "\n"
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert "install shtab" in capsys.readouterr().err
+    monkeypatch.setattr(completion, "PACKAGED", tmp_path)
+    (tmp_path / "bash").write_text("the script of a wheel\n")
+    assert main(["completion", "bash"]) == 0
+    assert capsys.readouterr().out == "the script of a wheel\n"
 
 
 @pytest.mark.parametrize("flag", [["--print-completion", "bash"], ["--print_completion=bash"]])
-def test_the_launcher_prints_it_under_the_name_that_it_is_called_by(
+def test_the_launcher_s_flag(
     flag: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (action,) = [action for action in build_launcher()._actions if isinstance(action, PrintCompletion)]
+    assert set(action.choices or ()) == SHELLS.keys()
     for called, name in (("/usr/bin/torchrun", "torchrun"), ("/usr/bin/rallyrun", "rallyrun"), ("-m", "rallyrun")):
         monkeypatch.setattr("sys.argv", [called])
         with pytest.raises(SystemExit) as ended:
             parse(flag, {})
         assert ended.value.code == 0
-        said = capsys.readouterr().out
-        assert said == completion_script("bash", {name: build_launcher()}).rstrip("\n") + "\n"
-        assert f" -F _shtab_{name} {name}\n" in said
+        script = capsys.readouterr().out
+        assert script == completion_script("bash", {name: build_launcher()}).rstrip("\n") + "\n"
+        assert f" -F _shtab_{name} {name}\n" in script
     monkeypatch.setattr(completion, "PACKAGED", tmp_path)
     (tmp_path / "bash").write_text("the script of the installation\n")
     with pytest.raises(SystemExit):
@@ -108,20 +117,3 @@ def test_the_launcher_prints_it_under_the_name_that_it_is_called_by(
         parse(flag, {})
     assert ended.value.code == 1
     assert re.fullmatch(r".*--print.completion=bash: .*install shtab.*\n", capsys.readouterr().err)
-
-
-def test_the_shells_of_the_flag_are_those_that_there_are_scripts_for() -> None:
-    (action,) = [each for each in build_launcher()._actions if isinstance(each, PrintCompletion)]
-    assert set(action.choices or ()) == SHELLS.keys()
-
-
-def test_the_script_of_a_wheel_is_printed_without_shtab(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 1
-    assert "install shtab" in capsys.readouterr().err
-    monkeypatch.setattr(completion, "PACKAGED", tmp_path)
-    (tmp_path / "bash").write_text("the script\n")
-    assert main(["completion", "bash"]) == 0
-    assert capsys.readouterr().out == "the script\n"

@@ -1,4 +1,4 @@
-"""A launch in one file, and what takes precedence over it."""
+"""`--config`: a launch in one file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def job(tmp_path: Path) -> str:
     return str(tmp_path / "job.toml")
 
 
-def test_a_file_gives_flags_by_their_names(job: str) -> None:
+def test_a_file(job: str) -> None:
     options = parse(["--config", job, "train.py", "--lr=1"], {})
     assert (options.nnodes, options.nproc_per_node, options.max_restarts, options.no_python) == ("2:4", "8", 3, True)
     assert options.rdzv_conf == "join_timeout=600,is_host=true"
@@ -57,7 +57,7 @@ def test_a_file_gives_flags_by_their_names(job: str) -> None:
     assert options.source("nnodes") == job
 
 
-def test_the_command_line_and_the_environment_take_precedence(job: str) -> None:
+def test_precedence(job: str) -> None:
     environ = {"PET_NNODES": "7", "PET_MAX_RESTARTS": "5", "PET_NO_PYTHON": "0"}
     options = parse([f"--config={job}", "--max-restarts=9", "train.py"], environ)
     assert (options.nnodes, options.max_restarts, options.no_python) == ("7", 9, False)
@@ -67,19 +67,16 @@ def test_the_command_line_and_the_environment_take_precedence(job: str) -> None:
     ]
 
 
-def test_the_variable_names_a_file_too(job: str) -> None:
-    assert parse(["train.py"], {"PET_CONFIG": job}).nnodes == "2:4"
-
-
-def test_a_profile_takes_the_place_of_single_values(job: str) -> None:
+def test_a_profile(job: str) -> None:
     options = parse(["--config", f"{job}:debug", "train.py"], {})
     assert (options.nnodes, options.nproc_per_node) == ("2:4", "1")
     assert options.rdzv_conf == "join_timeout=30,is_host=true"
     assert options.environment == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
+    assert parse(["train.py"], {"PET_CONFIG": f"{job}:debug"}).nproc_per_node == "1"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         ("nnode = 2", r"'nnode' is not a flag of rallyrun; did you mean 'nnodes'\?"),
         ("learning-rate = 2", "'learning-rate' is not a flag of rallyrun; rallyrun --help lists them"),
@@ -94,14 +91,14 @@ def test_a_profile_takes_the_place_of_single_values(job: str) -> None:
         ("nnodes = '\udcff'", "is not valid TOML"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_do(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_files(text: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=error):
         read_config(str(path))
 
 
-def test_files_and_profiles_that_are_not_there(job: str, tmp_path: Path) -> None:
+def test_missing_files_and_profiles(job: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_config(str(tmp_path / "no.toml"))
     with pytest.raises(UsageError, match=r"has no profile 'big'; it has debug"):
@@ -118,7 +115,7 @@ def _again(options: Options, tmp_path: Path) -> Options:
     return parse(["--config", str(path), options.training_script], {})
 
 
-def test_what_is_printed_is_such_a_file_and_says_where_values_are_from(job: str, tmp_path: Path) -> None:
+def test_effective_lines(job: str, tmp_path: Path) -> None:
     options = parse(["--config", job, "--max-restarts=9", "train.py"], {"PET_ROLE": 'a "b"\\\n'})
     lines = _lines(options)
     assert "max-restarts = 9  # --max-restarts" in lines
@@ -133,7 +130,7 @@ def test_what_is_printed_is_such_a_file_and_says_where_values_are_from(job: str,
 @pytest.mark.parametrize(
     "flag", [flag for flag in FLAGS if flag.dest not in ("config", "dry_run")], ids=lambda flag: flag.name
 )
-def test_each_flag_comes_through_a_file_and_back(flag: Flag[object], tmp_path: Path) -> None:
+def test_every_flag_can_be_printed_and_read(flag: Flag[object], tmp_path: Path) -> None:
     sample = next(iter(word for word in (*flag.words, *flag.samples) if word != flag.default))
     options = parse([flag.name, "train.py"] if flag.read is None else [f"{flag.name}={sample}", "train.py"], {})
     again = _again(options, tmp_path)
@@ -141,7 +138,7 @@ def test_each_flag_comes_through_a_file_and_back(flag: Flag[object], tmp_path: P
 
 
 @given(st.text())
-def test_any_text_is_printed_as_toml(text: str) -> None:
+def test_quoted(text: str) -> None:
     from rallypoint.cli.config import _quoted
 
     if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):

@@ -1,4 +1,4 @@
-"""Impossible values are refused at once, and one line names the options that `--standalone` overrides."""
+"""Impossible values, and options that `--standalone` overrides."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ def launched(*arguments: str, **environ: str) -> LaunchConfig:
 
 @pytest.mark.parametrize("text", ["$SLURM_JOB_ID", "job-${X}", "$(JOB_NAME)-a", "${X:-1}", "`hostname`"])
 @pytest.mark.parametrize("flag", ["--rdzv-id", "--rdzv-endpoint", "--log-dir", "--incident-dir", "--local-addr"])
-def test_what_the_shell_did_not_expand(flag: str, text: str) -> None:
+def test_unexpanded_variables(flag: str, text: str) -> None:
     with pytest.raises(UsageError, match=flag) as refused:
         launched(*MEETING, f"{flag}={text}")
     assert repr(text) in str(refused.value)
 
 
-def test_what_a_template_did_not_expand() -> None:
+def test_unexpanded_variables_of_other_sources() -> None:
     with pytest.raises(UsageError, match=r"PET_RDZV_ID='\$\(JOB\)' contains \$\(JOB\), which was not expanded"):
         launched(PET_NNODES="2", PET_RDZV_ID="$(JOB)")
     with pytest.raises(UsageError, match="PET_LOG_DIR"):
         launched(PET_LOG_DIR="/logs/$USER")
-
-
-def test_a_number_of_nodes_that_was_not_expanded() -> None:
     with pytest.raises(UsageError, match=r"--nnodes='\$SLURM_NNODES' contains \$SLURM_NNODES"):
         launched("--nnodes=$SLURM_NNODES")
 
@@ -49,7 +46,7 @@ def test_a_number_of_nodes_that_was_not_expanded() -> None:
         ["--rdzv-conf=user=u,password=pa$word"],
     ],
 )
-def test_a_dollar_that_means_something(arguments: list[str]) -> None:
+def test_allowed_dollars(arguments: list[str]) -> None:
     launched(*MEETING, *arguments)
 
 
@@ -62,18 +59,11 @@ def test_a_dollar_that_means_something(arguments: list[str]) -> None:
         (["--rdzv-backend=static", "--rdzv-endpoint="], "--rdzv-endpoint is empty"),
     ],
 )
-def test_what_is_empty_is_refused_for_several_nodes(flags: list[str], words: str) -> None:
+def test_empty_values_with_several_nodes(flags: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         launched(*MEETING, "--nnodes=1:2", *flags)
     launched(*MEETING, *flags)
-
-
-def test_an_empty_endpoint_beside_a_master_address() -> None:
-    config = launched("--nnodes=2", "--rdzv-endpoint=", "--master-addr=node0")
-    assert config.rdzv_endpoint == "node0:29500"
-
-
-def test_variables_are_named_where_they_are_empty() -> None:
+    assert launched("--nnodes=2", "--rdzv-endpoint=", "--master-addr=node0").rdzv_endpoint == "node0:29500"
     with pytest.raises(UsageError, match="PET_RDZV_ID is empty"):
         launched(*MEETING[:2], PET_NNODES="2", PET_RDZV_ID="")
 
@@ -87,6 +77,8 @@ def test_variables_are_named_where_they_are_empty() -> None:
 def test_standalone_with_more_nodes_is_refused(flags: list[str], environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"--nnodes=2 needs 2 nodes, but (--standalone|PET_STANDALONE) runs"):
         launched(*flags, **environ)
+    with pytest.raises(UsageError, match="--segment=2"):
+        launched("--standalone", "--segment=2", PET_NNODES="4")
 
 
 @pytest.mark.parametrize(
@@ -117,17 +109,12 @@ def test_standalone_wins(
 @pytest.mark.parametrize(
     "flags", [[], ["--nnodes=1"], ["--nnodes=1:1", "--rdzv-backend=c10d"], ["--rdzv-endpoint=localhost:0"]]
 )
-def test_standalone_with_what_it_does_anyway(flags: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_standalone_with_options_that_agree(flags: list[str], caplog: pytest.LogCaptureFixture) -> None:
     launched("--standalone", *flags)
     assert not caplog.records
 
 
-def test_a_segment_that_was_typed_with_standalone_is_refused() -> None:
-    with pytest.raises(UsageError, match="--segment=2"):
-        launched("--standalone", "--segment=2", PET_NNODES="4")
-
-
-def test_requeue_outside_of_slurm_is_refused() -> None:
+def test_requeue_outside_slurm() -> None:
     with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a Slurm job, but this is not one"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3")
     with pytest.raises(UsageError, match=r"this is one of LSF; remove the flag, and submit with bsub -Q 143"):
@@ -145,9 +132,7 @@ def test_requeue_outside_of_slurm_is_refused() -> None:
         (["--no-python", "torchrun", "--standalone", "train.py"], ""),
     ],
 )
-def test_a_launchers_flag_that_the_script_gets_is_pointed_out(
-    words: list[str], named: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_warning_of_flags_after_the_script(words: list[str], named: str, caplog: pytest.LogCaptureFixture) -> None:
     config_from_options(parse(words, {}), {})
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(" ")[0] for line in lines] == ([named] if named else [])

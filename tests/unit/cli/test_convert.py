@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import rallypoint
 from rallypoint.agent.launch import LaunchConfig
-from rallypoint.base.devices import best, cuda_count, seen
 from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import (
     OURS,
@@ -21,7 +20,6 @@ from rallypoint.cli.convert import (
     choose_rendezvous,
     config_from_options,
     limit_threads,
-    local_world_size,
     warn_of_variables,
 )
 from rallypoint.cli.flags import FLAGS
@@ -30,11 +28,10 @@ from rallypoint.cli.similar_names import closest_match
 from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.handler import rendezvous_handler_registry
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.workers.logs.specs import DefaultLogsSpecs, LogsDest
 
 
 @pytest.fixture(autouse=True)
-def _no_timeout_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
 
 
@@ -42,47 +39,21 @@ def _convert(*arguments: str, **environ: str) -> tuple[LaunchConfig, EntryPoint,
     return config_from_options(parse(arguments, environ), environ)
 
 
-def _destinations(config: LaunchConfig, workers: int) -> LogsDest:
-    assert isinstance(config.logs_specs, DefaultLogsSpecs)
-    return config.logs_specs.reify({rank: {} for rank in range(workers)})
+def test_devices_and_output() -> None:
+    flags = ["--virtual-local-rank", "--event-log-handler=console", "--local-ranks-filter=0, 1", "--nproc-per-node=cpu"]
+    config, _, _ = _convert(*flags, "s.py")
+    assert (config.virtual_local_rank, config.event_log_handler) == (True, "console")
+    assert config.nproc_per_node == len(os.sched_getaffinity(0))
 
 
-def test_streams_and_ranks_shown(tmp_path_factory: pytest.TempPathFactory) -> None:
-    logs = str(tmp_path_factory.mktemp("logs"))
-    config, _, _ = _convert(
-        "--nproc-per-node=3", f"--log-dir={logs}", "-r", "1:2", "-t", "0:1", "--local-ranks-filter=0, 1", "s.py"
-    )
-    assert config.logs_specs is not None
-    assert config.logs_specs.root_log_dir == logs
-    found = _destinations(config, 3)
-    assert found.stdouts[0].endswith("/0/stdout.log")
-    assert found.tee_stdouts == {0: found.stdouts[0]}
-    assert (found.stdouts[1], found.stderrs[1][-13:]) == ("", "/1/stderr.log")
-    assert (found.stdouts[2], found.stderrs[2]) == ("/dev/null", "/dev/null")
-
-
-def test_what_is_about_devices_and_output_arrives() -> None:
-    config, _, _ = _convert(
-        "--virtual-local-rank",
-        "--duplicate-stdout-filters=a,,b,c",
-        "--duplicate-stderr-filters=d",
-        "--event-log-handler=console",
-        "--logs-specs=default",
-        "s.py",
-    )
-    assert (config.virtual_local_rank, config.event_log_handler, config.numa_options) == (True, "console", None)
-    assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a,b", "c"], ["d"])
-    assert isinstance(config.logs_specs, DefaultLogsSpecs)
-
-
-def test_a_bad_value_from_the_environment_is_named_by_its_variable() -> None:
+def test_errors_name_the_variable() -> None:
     with pytest.raises(UserError, match="PET_MAX_RESTARTS=-1"):
         _convert("s.py", PET_MAX_RESTARTS="-1")
     with pytest.raises(UserError, match="PET_TEE: 'x'"):
         _convert("s.py", PET_TEE="x")
 
 
-def test_the_progress_file_is_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_file_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert _convert("--progress-file=step", "train.py")[0].features.recovery.progress_file == str(tmp_path / "step")
 
@@ -114,7 +85,7 @@ def test_threads(
 
 
 @pytest.mark.parametrize("more", [[], ["--no-python"], ["--no-python", "--module"]])
-def test_run_path_is_a_function_and_wins(more: list[str]) -> None:
+def test_run_path(more: list[str]) -> None:
     from rallypoint.workers.functions.worker import run_script_path
 
     _, function, arguments = _convert(*more, "--run-path", "s.py", "-x", "${local_rank}")
@@ -125,32 +96,13 @@ def test_run_path_is_a_function_and_wins(more: list[str]) -> None:
 # Numbers of nodes and of workers
 
 
-@given(st.integers(1, 10**6), st.integers(0, 10**6))
-def test_nnodes(low: int, more: int) -> None:
-    assert parse_nnodes(f"{low}") == (low, low)
-    assert parse_nnodes(f"{low}:{low + more}") == (low, low + more)
-    assert parse_nnodes(f" {low} : {low + more} ") == (low, low + more)
-
-
 @given(st.text(max_size=8))
-def test_any_nnodes_is_read_or_refused(text: str) -> None:
+def test_any_text_is_an_nnodes_or_an_error(text: str) -> None:
     try:
         low, high = parse_nnodes(text)
     except UserError:
         return
     assert 1 <= low <= high
-
-
-def test_gpus_are_counted_where_there_are_some() -> None:
-    count = cuda_count({})
-    if count:
-        assert local_world_size("gpu", {}) == local_world_size("auto", {}) == count
-    else:
-        row = best(seen({}))
-        assert local_world_size("auto", {}) == (len(row.devices) if row else len(os.sched_getaffinity(0)))
-        if row is None:
-            with pytest.raises(UserError, match=r"counts GPUs, but none could be opened.* on this machine"):
-                local_world_size("gpu", {})
 
 
 # The rendezvous: the table of contract section 1.5, row by row
@@ -171,14 +123,13 @@ def _place(*arguments: str, max_nodes: int = 1, **environ: str) -> RendezvousCho
         ["--standalone", "--master-port=5"],
     ],
 )
-def test_alone(arguments: list[str]) -> None:
+def test_one_node(arguments: list[str]) -> None:
     place = _place(*arguments)
     assert (place.backend, place.endpoint, place.configs, place.node_rank) == ("c10d", "localhost:0", {}, None)
     assert UUID(place.run_id).version == 4
-
-
-def test_standalone_for_two_nodes_stays_standalone() -> None:
     assert _place("--standalone", max_nodes=2).endpoint == "localhost:0"
+    assert _place("--master-port=7").endpoint == "127.0.0.1:7"
+    assert _place("--rdzv-endpoint=h:7").backend == "static"
 
 
 def test_standalone_logs_its_endpoint(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,13 +159,8 @@ def test_static(arguments: list[str], endpoint: str) -> None:
     )
 
 
-def test_static_on_one_node_when_a_port_is_named() -> None:
-    assert _place("--master-port=7").endpoint == "127.0.0.1:7"
-    assert _place("--rdzv-endpoint=h:7").backend == "static"
-
-
 @pytest.mark.parametrize("rank", [-1, 2])
-def test_static_rank_must_be_one_of_the_nodes(rank: int) -> None:
+def test_static_rank_out_of_range(rank: int) -> None:
     with pytest.raises(UserError, match=f"PET_NODE_RANK={rank}"):
         _place(max_nodes=2, PET_NODE_RANK=str(rank))
 
@@ -245,17 +191,17 @@ def test_elastic_without_endpoint_warns(caplog: pytest.LogCaptureFixture) -> Non
     assert "--rdzv-endpoint" in record.getMessage()
 
 
-def test_endpoints_of_other_backends_have_their_own_form() -> None:
+def test_endpoints_of_other_backends() -> None:
     assert _place("--rdzv-backend=mine", "--rdzv-endpoint=a b/c?").endpoint == "a b/c?"
     files = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=File"]
     assert _place(*files, "--rdzv-endpoint=/shared folder/x").endpoint == "/shared folder/x"
 
 
-# Names that nothing reads get a warning, with the name that was likely meant
+# Warnings of unknown names, with the nearest name
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "nearest"),
     [
         ("join_timout", "join_timeout"),
         ("JOIN_TIMEOUT", "join_timeout"),
@@ -265,8 +211,8 @@ def test_endpoints_of_other_backends_have_their_own_form() -> None:
         ("", ""),
     ],
 )
-def test_the_nearest_name(name: str, meant: str) -> None:
-    assert closest_match(name, KNOWN["c10d"]) == meant
+def test_closest_match(name: str, nearest: str) -> None:
+    assert closest_match(name, KNOWN["c10d"]) == nearest
     assert closest_match(name, ()) == ""
 
 
@@ -285,10 +231,10 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
         (["--master-port=1", "--rdzv-conf=rank=3"], ["'rank'", "mean --node-rank?"]),
     ],
 )
-def test_an_unknown_option(arguments: list[str], words: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_options(arguments: list[str], words: list[str], caplog: pytest.LogCaptureFixture) -> None:
     choose_rendezvous(parse([*arguments, "s.py"], {}), 1)
-    (said,) = warnings_in(caplog)
-    assert [word for word in words if word not in said] == []
+    (warning,) = warnings_in(caplog)
+    assert [word for word in words if word not in warning] == []
 
 
 @pytest.mark.parametrize(
@@ -300,27 +246,27 @@ def test_an_unknown_option(arguments: list[str], words: list[str], caplog: pytes
         ["--rdzv-backend=mine", "--rdzv-endpoint=h", "--rdzv-conf=anything=1,join_timout=2"],
     ],
 )
-def test_options_that_mean_something_to_somebody(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_known_options(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
     choose_rendezvous(parse([*arguments, "s.py"], {}), 1)
     assert warnings_in(caplog) == []
 
 
 @pytest.mark.parametrize("backend", sorted(KNOWN))
-def test_the_table_knows_what_each_backend_reads(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: set[str] = set()
+def test_the_table_lists_the_options_of_each_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[str] = set()
     get = RendezvousParameters.get
 
-    def asking(params: RendezvousParameters, key: str, default: object = None) -> object:
-        asked.add(key)
+    def recording(params: RendezvousParameters, key: str, default: object = None) -> object:
+        used.add(key)
         return get(params, key, default)
 
-    monkeypatch.setattr(RendezvousParameters, "get", asking)
+    monkeypatch.setattr(RendezvousParameters, "get", recording)
     rendezvous_handler_registry.create_handler(RendezvousParameters(backend, "localhost:1", "job", 2, 2, rank=0))
-    checked_only = KNOWN["c10d"] if backend in ("static", "etcd") else set()  # of no effect on these
-    # For the agent, where this node hosts, and read as a whole.
+    checked_only = KNOWN["c10d"] if backend in ("static", "etcd") else set()  # no effect
+    # Read by the agent, by a host, or as a whole.
     elsewhere = {"failure_grace", "listen", "tls_cert", "tls_key", "tls_ca", "tls_peer"}
-    assert KNOWN[backend] - elsewhere <= asked
-    assert asked - checked_only <= KNOWN[backend]
+    assert KNOWN[backend] - elsewhere <= used
+    assert used - checked_only <= KNOWN[backend]
 
 
 def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
@@ -329,9 +275,7 @@ def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
     assert nnode == "PET_NNODE has no effect: no flag reads it; did you mean PET_NNODES?"
     assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read only from the command line")
     assert other == "PET_XYZ has no effect: no flag reads it"
-
-
-def test_a_variable_that_is_almost_one_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
     warn_of_variables(dict.fromkeys(["RALLYPOINT_SECRETS", "RALLYPOINT_TERMINATON_GRACE"], "1"))
     assert warnings_in(caplog) == [
         "RALLYPOINT_SECRETS has no effect: nothing reads it; did you mean RALLYPOINT_SECRET?",
@@ -339,19 +283,15 @@ def test_a_variable_that_is_almost_one_of_ours(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_variables_of_ours_and_of_others_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_known_variables(caplog: pytest.LogCaptureFixture) -> None:
     kubernetes = [f"RALLYPOINT_{service}{what}" for service in ("", "CONTROL_") for what in ("SERVICE_HOST", "PORT")]
     warn_of_variables(dict.fromkeys([*OURS, *kubernetes, "RALLYPOINT_TEST_MARK"], "1"))
+    warn_of_variables({flag.variable: "" for flag in FLAGS if flag.from_environment})
     assert warnings_in(caplog) == []
 
 
-def test_the_table_has_each_variable_that_is_read() -> None:
+def test_the_table_lists_all_variables() -> None:
     files = Path(rallypoint.__file__).parent.rglob("*.py")
     named = {name for file in files for name in re.findall(r'"(RALLYPOINT_[A-Z_]+)"', file.read_text())}
     assert {f"{name}{more}" for name in named for more in ("", "_FILE")} >= OURS
     assert named <= OURS
-
-
-def test_variables_of_flags_are_fine(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_variables({flag.variable: "" for flag in FLAGS if flag.from_environment})
-    assert warnings_in(caplog) == []

@@ -1,28 +1,29 @@
-"""The demo's program: its result does not depend on the number of workers; it ends when another worker is gone."""
+"""The demo's program: its result does not depend on the number of workers."""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rallypoint.cli.demo.worker import Peers, PeersError, TrainingProgress, arguments, gradient, share
 from rallypoint.store.client import TCPStore
+from tests.waiting import at_once
 
 
-def test_all_shares_together_are_the_same_whatever_the_number_of_workers() -> None:
+def test_shares_do_not_depend_on_the_number_of_workers() -> None:
     options = arguments(["--batch=60"])
     whole = share(5, options, 0, 1)
-    assert sorted(each for rank in range(3) for each in share(5, options, rank, 3)) == sorted(whole)
+    assert sorted(sample for rank in range(3) for sample in share(5, options, rank, 3)) == sorted(whole)
     assert share(6, options, 0, 1) != whole
 
 
-def test_the_gradient_is_that_of_the_squared_error() -> None:
+def test_gradient() -> None:
     weights = [((7 * place) % 11 - 5) / 10 for place in range(49)]
     samples = [-1.0, 0.3, 2.0]
     *slopes, squares = gradient(weights, samples)
@@ -32,8 +33,8 @@ def test_the_gradient_is_that_of_the_squared_error() -> None:
         assert (gradient(moved, samples)[-1] - squares) / step == pytest.approx(2 * slopes[place], abs=1e-3)
 
 
-def test_a_pipe_of_one_page_holds_a_few_steps_only(tmp_path: Path) -> None:
-    """So that a worker that is to be killed at a step is not done before that."""
+def test_a_pipe_of_one_page_holds_few_steps(tmp_path: Path) -> None:
+    """A worker that the demo kills at a step must not finish before."""
     path = tmp_path / "progress"
     os.mkfifo(path)
     pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -44,32 +45,27 @@ def test_a_pipe_of_one_page_holds_a_few_steps_only(tmp_path: Path) -> None:
         os.close(pipe)
     assert json.loads(line)["step"] == 1
     assert line.endswith(b"\n")
-    assert 900 < len(line) < 1200, "there is room for the first lines of all workers, and for some steps"
+    assert 900 < len(line) < 1200, "room for the first lines of all workers, and for some steps"
 
 
 def together(count: int, work: Callable[[Peers, int], None]) -> list[BaseException | None]:
-    """Have so many peers do something; what each has raised."""
-    raised: list[BaseException | None] = [None] * count
+    """Run `work` for each of `count` peers; return their errors."""
     with TCPStore("127.0.0.1", 0, is_master=True) as store:
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> PeersError | None:
             peers = Peers(rank, count, ("127.0.0.1", store.port))
             try:
                 work(peers, rank)
             except PeersError as error:
-                raised[rank] = error
+                return error
             finally:
                 peers.close()
+            return None
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join(60)
-    return raised
+        return [*at_once(*(partial(run, rank) for rank in range(count)))]
 
 
-def test_all_have_the_same_sums() -> None:
+def test_sum() -> None:
     sums: dict[int, tuple[float, ...]] = {}
 
     def work(peers: Peers, rank: int) -> None:
@@ -79,7 +75,7 @@ def test_all_have_the_same_sums() -> None:
     assert sums[0] == sums[1] == sums[2] == pytest.approx((0.3, 3.0))
 
 
-def test_a_peer_that_is_gone_is_an_error_to_all_others() -> None:
+def test_a_missing_peer_is_an_error() -> None:
     def work(peers: Peers, rank: int) -> None:
         peers.sum([1.0])
         if rank != 1:
@@ -87,4 +83,4 @@ def test_a_peer_that_is_gone_is_an_error_to_all_others() -> None:
 
     raised = together(3, work)
     assert raised[1] is None
-    assert all(isinstance(each, PeersError) for each in (raised[0], raised[2]))
+    assert all(isinstance(error, PeersError) for error in (raised[0], raised[2]))

@@ -38,33 +38,14 @@ def _raiser(error: BaseException) -> None:
     raise error
 
 
-def _cause() -> Cause:
-    return Cause(
-        rank=3,
-        local_rank=1,
-        host="node7",
-        pid=42,
-        exitcode=-9,
-        timestamp=1_700_000_000,
-        error_file="",
-        message="Signal 9 (SIGKILL) received by PID 42",
-        traceback="",
-    )
-
-
-def test_success(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
-    assert exit_code_of(lambda: None) == 0
-    assert capsys.readouterr() == ("", "")
-    assert not error_file.exists()
-
-
 PREEMPTED = JobPreempted("the job was preempted, since n1 received SIGUSR2")
 WRONG, GONE = UserError("--nnodes='a' is no number"), RallypointError("the store has gone")
-REPORT = ChildFailedError("train.py", {}, cause=_cause())
+CAUSE = Cause(3, 1, "node7", 42, -9, "Signal 9 (SIGKILL) received by PID 42", "", 1_700_000_000, "")
+REPORT = ChildFailedError("train.py", {}, cause=CAUSE)
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "shown", "told"),
+    ("error", "code", "shown", "recorded"),
     [
         (PREEMPTED, 143, f"rallyrun: {PREEMPTED}", None),
         (WRONG, 1, f"rallyrun: error: {WRONG}", f"UserError: {WRONG}"),
@@ -77,15 +58,17 @@ REPORT = ChildFailedError("train.py", {}, cause=_cause())
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_what_is_shown_and_told_of_each_end(
+def test_errors(
     error: BaseException,
     code: int,
     shown: str,
-    told: str | None,
+    recorded: str | None,
     capsys: pytest.CaptureFixture[str],
     error_file: Path,
 ) -> None:
-    """`told` is the message in the error file; without one, there is no such file."""
+    """`recorded` is the message in the error file, None without a file."""
+    assert exit_code_of(lambda: None) == 0
+    assert capsys.readouterr() == ("", "")
     finished: list[tuple[BaseException | None, int]] = []
 
     def finish(error: BaseException | None, code: int) -> int:
@@ -95,14 +78,14 @@ def test_what_is_shown_and_told_of_each_end(
     assert exit_code_of(lambda: _raiser(error), finish=finish) == code
     assert finished == [(error, code)]
     assert capsys.readouterr() == ("", f"{shown}\n")
-    if told is None:
+    if recorded is None:
         assert not error_file.exists()
     else:
         message = json.loads(error_file.read_text())["message"]
-        assert (message if isinstance(message, str) else message["message"]) == told
+        assert (message if isinstance(message, str) else message["message"]) == recorded
 
 
-def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
+def test_unexpected_errors_have_a_traceback(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
     ours: dict[str, Any] = {"__name__": "rallypoint.anywhere"}
     exec("def work(): raise ZeroDivisionError('one by none')", ours)
     assert exit_code_of(ours["work"]) == 1
@@ -113,7 +96,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[s
     assert error_file.exists()
 
 
-def test_what_a_plug_in_raises_is_its_own(
+def test_errors_of_plug_ins(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plugged_in.py").write_text("def meet():\n    raise LookupError('no such place')\n")
@@ -144,32 +127,27 @@ def test_exits_pass_through() -> None:
     ],
 )
 @pytest.mark.parametrize("closed", [False, True])
-def test_where_nobody_is_left_to_read_it_the_exit_code_is_the_same(
+def test_the_exit_code_without_a_reader(
     error: BaseException, code: int, closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with contextlib.suppress(BrokenPipeError), open(writing, "w") as stderr:  # closing it flushes what nobody takes
+    with contextlib.suppress(BrokenPipeError), open(writing, "w") as stderr:  # closing flushes to nobody
         if closed:
             stderr.close()
         monkeypatch.setattr(sys, "stderr", stderr)
         assert exit_code_of(lambda: _raiser(error)) == code
 
 
-@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.process
-def test_an_answer_that_cannot_be_written_is_a_sentence(full: bool) -> None:
+def test_output_that_cannot_be_written() -> None:
     text = "import sys; from rallypoint.cli import exit as e; sys.exit(e.exit_code_of(lambda: e.print_answer('x')))"
-    reading, writing = (-1, os.open("/dev/full", os.O_WRONLY)) if full else os.pipe()
-    if not full:
-        os.close(reading)
-    done = subprocess.run([sys.executable, "-c", text], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
-    os.close(writing)
-    why = b"No space left on device" if full else b"Broken pipe"
-    assert done.returncode == 1
-    assert done.stderr == b"rallyrun: error: standard output cannot be written: " + why + b"; redirect it elsewhere\n"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", text], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    reason = "standard output cannot be written: No space left on device"
+    assert (done.returncode, done.stderr) == (1, f"rallyrun: error: {reason}; redirect it elsewhere\n")
 
 
-def test_a_verb_that_raises_an_order_to_leave_has_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_left_in_order_has_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_verbs, "secret", lambda _options: _raiser(NodeLeftInOrder("drained", signal.SIGTERM)))
     assert rallyctl.main(["secret"]) == 0

@@ -1,4 +1,4 @@
-"""Finding and naming a job: by the names that people use, in either order, and never by a guess."""
+"""Finding a job by the names that people use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rallypoint.cli.local_jobs import (
     show_jobs,
     show_past,
 )
-from rallypoint.cli.rallyctl import build_parser, main
+from rallypoint.cli.rallyctl import build_parser
 from rallypoint.features import kept_reports
 from rallypoint.features.kept_reports import KeptReport, RankEnd
 from rallypoint.features.local_jobs import EndedJob
@@ -59,55 +59,46 @@ def parsed(*words: str) -> argparse.Namespace:
     return build_parser().parse_args(words)
 
 
-def test_two_jobs_of_one_id_are_two_and_two_agents_of_one_job_are_one() -> None:
-    assert [[each.pid for each in job.agents] for job in running_jobs()] == [[13], [14], [12], [15, 16]]
+def test_running_jobs() -> None:
+    assert [[agent.pid for agent in job.agents] for job in running_jobs()] == [[13], [14], [12], [15, 16]]
 
 
 @pytest.mark.parametrize(
     ("word", "pid"),
     [
-        ("14", 14),
-        ("29612", 12),
-        ("eval.py", 12),
-        ("./examples/eval.py", 12),
-        (UUID, 13),
-        ("3d2754c7", 13),
-        ("opjob", 15),
-        ("opj", None),
-        ("opjo", 15),
-        ("16", 15),
-        ("node1", None),
+        *(("14", 14), ("29612", 12), ("eval.py", 12), ("./examples/eval.py", 12), (UUID, 13), ("3d2754c7", 13)),
+        *(("opjob", 15), ("opj", None), ("opjo", 15), ("16", 15), ("node1", None)),
     ],
 )
-def test_what_names_a_job(word: str, pid: int | None) -> None:
+def test_names_of_a_job(word: str, pid: int | None) -> None:
     found = job_named(word, "")
     assert (None if found is None else found.first_agent.pid) == pid
 
 
+def test_unknown_names() -> None:
+    assert job_named("opjobs", "") is None
+    with pytest.raises(NoJobError, match=r"no job on this machine is named 'OpJob'; did you mean opjob\?"):
+        job_named("OpJob", "")
+    for word in ("4242", "no.py", "there/is/none"):
+        with pytest.raises(NoJobError, match=f"no job of this user is named '{word}'"):
+            job_named(word, "")
+
+
 @pytest.mark.parametrize("word", ["none", "train.py", ""])
-def test_what_names_several_is_refused_with_their_list(word: str) -> None:
+def test_ambiguous_names(word: str) -> None:
     with pytest.raises(UsageError, match="use the number, port or endpoint of one") as refused:
         job_named(word, "")
     named = {"none": (14, 12), "train.py": (14, 13), "": (12, 13, 14, 15)}[word]
     listed = [line.split()[0] for line in str(refused.value).splitlines()[2:]]
     assert sorted(map(int, listed)) == sorted(named)
-
-
-def test_an_id_narrows_down() -> None:
     found = job_named("train.py", "none")
     assert found is not None
-    assert found.first_agent.pid == 14
+    assert found.first_agent.pid == 14, "an id helps"
     with pytest.raises(UsageError, match="'none' matches 2 jobs"):
         job_named("", "none")
 
 
-@pytest.mark.parametrize("word", ["4242", "no.py", "there/is/none"])
-def test_what_names_none_and_is_no_host_is_said(word: str) -> None:
-    with pytest.raises(NoJobError, match=f"no job of this user is named '{word}'"):
-        job_named(word, "")
-
-
-def test_a_job_that_has_ended_is_no_host(machine: list[EndedJob]) -> None:
+def test_an_ended_job_is_not_a_host(machine: list[EndedJob]) -> None:
     job = LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0)
     machine.append(ended(job, time.time() - 12.5)._replace(log_dir="/logs/gone"))
     with pytest.raises(
@@ -117,25 +108,25 @@ def test_a_job_that_has_ended_is_no_host(machine: list[EndedJob]) -> None:
         job_named("gone", "")
 
 
-def test_jobs_that_have_ended_are_named_as_those_that_run(machine: list[EndedJob]) -> None:
+def test_names_of_ended_jobs(machine: list[EndedJob]) -> None:
     job = LocalJob(9, UUID, "c10d", "localhost:29400", "a.py", 990.0, 0)
     machine.extend([ended(job._replace(pid=10, began=2000.0), 2010.0), ended(job, 1000.0)])
     for word in (UUID, "3d2754c7", "29400", "a.py", "x/a.py", "localhost:29400", "127.0.0.1:29400"):
-        assert [each.job.pid for each in past_jobs_named(word, "")] == [10, 9], word
-    assert [each.job.pid for each in past_jobs_named("9", "")] == [9]
+        assert [past.job.pid for past in past_jobs_named(word, "")] == [10, 9], word
+    assert [past.job.pid for past in past_jobs_named("9", "")] == [9]
     assert past_jobs_named("node1:29400", "") == []
     assert past_jobs_named("29400", "other") == []
 
 
 @pytest.mark.parametrize("unknown", ["left", "killed"])
-def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine: list[EndedJob], unknown: str) -> None:
+def test_the_last_agent_that_knows_the_outcome_counts(machine: list[EndedJob], unknown: str) -> None:
     job = LocalJob(9, "job", "c10d", "localhost:29400", "a.py", 990.0, 0)
     left = ended(job, 1005.0, unknown)
     other = ended(job._replace(pid=10), 1004.0)
     before = ended(job._replace(pid=8, began=900.0), 980.0)
     machine.extend([left, other, before])
     assert past_jobs() == [other, before]
-    assert past_jobs_named("9", "") == [other], "by the number of each of its agents"
+    assert past_jobs_named("9", "") == [other], "by the number of any agent"
 
 
 @pytest.mark.parametrize(
@@ -158,19 +149,19 @@ def test_of_several_agents_of_one_job_the_last_that_knows_its_end_counts(machine
         (["resize", "four", "opjob"], "four", "opjob"),
     ],
 )
-def test_the_job_and_the_operand_come_in_either_order(words: list[str], operand: str, job: str) -> None:
+def test_job_and_operand_in_either_order(words: list[str], operand: str, job: str) -> None:
     options, name = parsed(*words), "node" if words[0] == "drain" else "size"
     either_order(options, name, ANY if name == "node" else re.compile(r"[0-9]+(:[0-9]+)?"))
     assert (getattr(options, name), options.endpoint) == (operand, job)
 
 
 @pytest.mark.parametrize("words", [["drain", "29611", "29612"], ["drain", "node1:29400", "node2:29400"]])
-def test_what_could_be_either_is_refused(words: Sequence[str]) -> None:
+def test_ambiguous_order(words: Sequence[str]) -> None:
     with pytest.raises(UsageError, match="could be the job; select the job with --rdzv-endpoint"):
         either_order(parsed(*words), "node", ANY)
 
 
-def test_the_environment_names_a_job_where_the_command_line_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given_endpoint(parsed("stop")) == ""
     for name, value in {"ENDPOINT": "etcd1:2379", "BACKEND": "etcd", "ID": "job7", "CONF": "a=b"}.items():
         monkeypatch.setenv(f"PET_RDZV_{name}", value)
@@ -186,25 +177,13 @@ def test_the_environment_names_a_job_where_the_command_line_does_not(monkeypatch
     assert given_endpoint(parsed("stop", "node2:29400")) == "node2:29400"
 
 
-@pytest.mark.parametrize(("word", "meant"), [("stauts", "status"), ("dran", "drain"), ("qqq", "")])
-def test_an_unknown_verb_is_answered_with_the_nearest(
-    word: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([word])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert f"unknown verb {word!r}" in said
-    assert (f"did you mean {meant}?" in said) == bool(meant)
-
-
-def test_the_list_says_what_people_know_a_job_by(machine: list[EndedJob], capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_jobs(machine: list[EndedJob], capsys: pytest.CaptureFixture[str]) -> None:
     machine.append(ended(LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0), 1000.0))
     show_jobs(running_jobs(), past_jobs(), parsed("status"))
     head, *rows, note = capsys.readouterr().out.splitlines()
     assert head.split() == ["JOB", "PHASE", "AGE", "NODES", "RESTARTS", "SCRIPT", "USER", "ENDPOINT", "NUMBER"]
-    assert [each.split()[0] for each in rows] == ["3d2754c7", "none", "none", "opjob"]
-    assert [each.split()[-1] for each in rows] == ["13", "14", "12", "15"]
+    assert [row.split()[0] for row in rows] == ["3d2754c7", "none", "none", "opjob"]
+    assert [row.split()[-1] for row in rows] == ["13", "14", "12", "15"]
     assert note == "1 has ended here: rallyctl status --all"
     show_jobs([], past_jobs(), parsed("status", "--all"))
     none, _, title, head, row, note = capsys.readouterr().out.splitlines()
@@ -218,16 +197,16 @@ def test_the_list_says_what_people_know_a_job_by(machine: list[EndedJob], capsys
 @pytest.mark.parametrize(
     ("outcome", "code"), [("failed", 4), ("stopped", 4), ("succeeded", 5), ("left", 1), ("killed", 1)]
 )
-def test_how_a_job_has_ended_is_an_exit_code(outcome: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_of_ended_jobs(outcome: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = ended(AGENTS[3], 1012.0, outcome)._replace(log_dir="/logs")
     assert show_past(found, parsed("status")) == code
-    said = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for text in ("opjob", "10s", "1 of 3 used", "__main__", "/logs", "rank 0 failed"):
-        assert text in said
+        assert text in shown
     assert is_endpoint(found.job.endpoint)
 
 
-# The report of a job that has ended
+# Reports of ended jobs
 
 TRACEBACK = "Traceback (most recent call last):"
 REPORT = ("=====", "train.py FAILED", f"  traceback : {TRACEBACK}", "  ValueError: boom", "=====")
@@ -237,21 +216,19 @@ STOPPED = RankEnd(0, 0, 100, -15, "stopped", "", "", ("of rank 0",), ())
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, KeptReport]:
-    """What agents have kept, by their pids."""
+    """The reports of agents, by their pids."""
     reports: dict[int, KeptReport] = {}
     monkeypatch.setattr(kept_reports, "kept_report", lambda job: reports.get(job.pid))
     return reports
 
 
 def shown(capsys: pytest.CaptureFixture[str], job: EndedJob, *words: str) -> list[str]:
-    """What is shown of a job below its own lines."""
+    """The lines shown below those of the job itself."""
     show_past(job, parsed("status", *words))
     return capsys.readouterr().out.rstrip("\n").split("\n")[8:]
 
 
-def test_a_job_that_has_ended_is_shown_with_its_report(
-    kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ended_job_with_its_report(kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]) -> None:
     kept[15] = KeptReport("node1", 0, True, REPORT, (FAILED, STOPPED))
     job = ended(AGENTS[3], 1012.0)
     assert shown(capsys, job) == [
@@ -262,7 +239,7 @@ def test_a_job_that_has_ended_is_shown_with_its_report(
         *(f"  {number}" for number in range(20, 30)),
         "",
         "'rallyctl status 15 --all' shows the last output of each rank",
-    ], "what the report has is not repeated"
+    ], "the report is not repeated"
     lines = shown(capsys, job, "--all")
     assert lines[7:9] == ["rank 0 (stopped, SIGTERM), standard output:", "  of rank 0"]
     assert lines[-3] == "rank 1 (failed, exit code 1), standard error:"
@@ -278,7 +255,7 @@ def test_a_job_that_has_ended_is_shown_with_its_report(
     assert fields["ranks"][1]["stdout"].endswith("\n29")
 
 
-def test_the_report_of_several_agents_is_that_of_the_first_failure(
+def test_the_report_of_the_first_failure_is_shown(
     machine: list[EndedJob], kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.extend([ended(AGENTS[3], 1012.0), ended(AGENTS[4], 1011.0)])
@@ -292,7 +269,7 @@ def test_the_report_of_several_agents_is_that_of_the_first_failure(
 @pytest.mark.parametrize(
     ("outcome", "first"), [("killed", "its last failure before that, in round 2:"), ("stopped", "=====")]
 )
-def test_what_a_job_without_a_failed_rank_wrote_last_is_shown(
+def test_the_last_output_of_a_job_without_a_failed_rank(
     outcome: str, first: str, kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept[15] = KeptReport("node1", 2, False, REPORT, (STOPPED,))
@@ -301,16 +278,8 @@ def test_what_a_job_without_a_failed_rank_wrote_last_is_shown(
     assert "rank 0 (stopped, SIGTERM), standard output:" in lines
 
 
-def test_of_a_success_the_last_lines_are_shown_on_request(
-    kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_output_of_a_success(kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]) -> None:
     kept[15] = KeptReport("node1", 0, False, (), (STOPPED._replace(exit_code=0, ending="succeeded"),))
     job = ended(AGENTS[3], 1012.0, "succeeded")
     assert shown(capsys, job) == ["", "'rallyctl status 15 --all' shows the last output of each rank"]
     assert shown(capsys, job, "--all")[1:] == ["rank 0 (succeeded, exit code 0), standard output:", "  of rank 0"]
-
-
-def test_a_name_in_other_letters_is_no_host() -> None:
-    with pytest.raises(NoJobError, match=r"no job on this machine is named 'OpJob'; did you mean opjob\?"):
-        job_named("OpJob", "")
-    assert job_named("opjobs", "") is None

@@ -41,7 +41,7 @@ def _value(flag: Flag[Any]) -> object:
     return flag.read(_sample(flag))
 
 
-def test_the_table_and_the_options_name_the_same_things() -> None:
+def test_the_table_and_the_options_agree() -> None:
     names = [flag.dest for flag in (*Options.flags, *(flag for record in Features() for flag in record.flags))]
     assert sorted(names) == sorted(flag.dest for flag in FLAGS)
     assert len(names) == len(set(names))
@@ -77,7 +77,7 @@ def test_every_switch(flag: Flag[Any]) -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in _VALUED if flag.from_environment], ids=lambda flag: flag.name)
-def test_environment_gives_way_to_the_command_line(flag: Flag[Any]) -> None:
+def test_the_command_line_takes_precedence(flag: Flag[Any]) -> None:
     from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
     assert from_environment.flat()[flag.dest] == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
@@ -89,7 +89,7 @@ def test_environment_gives_way_to_the_command_line(flag: Flag[Any]) -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.from_environment], ids=lambda flag: flag.name)
-def test_some_flags_are_not_read_from_the_environment(flag: Flag[Any]) -> None:
+def test_flags_without_a_variable(flag: Flag[Any]) -> None:
     assert parse(["s.py"], {flag.variable: _sample(flag)}).flat()[flag.dest] == flag.default
 
 
@@ -109,7 +109,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
-def test_examples_are_command_lines_with_flags_of_their_group(group: FlagGroup) -> None:
+def test_examples_of_groups(group: FlagGroup) -> None:
     options = parse(group.example.split(), {})
     own = {flag.dest for flag in group.flags}
     assert own & options.sources.keys()
@@ -117,7 +117,7 @@ def test_examples_are_command_lines_with_flags_of_their_group(group: FlagGroup) 
 
 
 @pytest.mark.parametrize("flag", _VALUED, ids=lambda flag: flag.name)
-def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag[Any]) -> None:
+def test_help_names_defaults_and_choices(flag: Flag[Any]) -> None:
     shown = " ".join(build_parser().format_help().split())
     about = shown.partition(f"{flag.name} {flag.metavar} {flag.help} ")[2]
     if flag.default not in (None, "", ()):
@@ -126,7 +126,7 @@ def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag[Any]) -> No
     assert [choice for choice in flag.words if choice not in flag.help] == []
 
 
-def test_help_of_rallyctl_has_sections_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_rallyctl(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, sections in {
         "serve": ["listening", "TLS"],
         "token": ["job"],
@@ -148,17 +148,7 @@ def test_version(read: Callable[[list[str]], object], capsys: pytest.CaptureFixt
     assert (caught.value.code, shown.out, shown.err) == (0, f"{command} {version('rallypoint')}\n", "")
 
 
-@pytest.mark.parametrize("word", ["--ve", "--ver", "--version=1", "--versions"])
-def test_only_the_whole_word_is_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse([word, "s.py"], {})
-    shown = capsys.readouterr()
-    assert (caught.value.code, shown.out) == (2, "")
-    ends = ("takes no value; remove '1'", "--help' lists all")
-    assert shown.err.splitlines()[-1].endswith(ends)
-
-
-def test_a_prefix_means_what_it_means_to_a_parser_of_torchruns_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prefixes_mean_torchrun_s_flags(capsys: pytest.CaptureFixture[str]) -> None:
     plain = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     plain.add_argument("training_script")
     plain.add_argument("training_script_args", nargs=argparse.REMAINDER)
@@ -180,7 +170,7 @@ def test_a_prefix_means_what_it_means_to_a_parser_of_torchruns_flags_alone(capsy
 
 
 @given(st.lists(st.text(alphabet="-=ab x1")))
-def test_what_follows_the_script_is_untouched(rest: list[str]) -> None:
+def test_arguments_of_the_script(rest: list[str]) -> None:
     options = parse(["--nnodes=2", "s.py", "--nproc-per-node", "3", *rest], {})
     assert (options.nnodes, options.nproc_per_node, options.training_script) == ("2", "1", "s.py")
     assert options.training_script_args == ("--nproc-per-node", "3", *rest)
@@ -201,49 +191,24 @@ def test_what_follows_the_script_is_untouched(rest: list[str]) -> None:
         (["-x y", "a"], "-x y", ("a",)),
     ],
 )
-def test_where_the_script_is(arguments: list[str], script: str, rest: tuple[str, ...]) -> None:
+def test_the_script(arguments: list[str], script: str, rest: tuple[str, ...]) -> None:
     options = parse(arguments, {})
     assert (options.training_script, options.training_script_args) == (script, rest)
 
 
-def test_a_fault_before_the_script_is_found_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_before_many_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--r", "1", "s.py", *["file"] * 100_000], {})
     assert "ambiguous option: --r " in capsys.readouterr().err
 
 
-def _filters_twin(text: str) -> tuple[str, ...]:
-    """The same, a character at a time."""
-    parts = [""]
-    position = 0
-    while position < len(text):
-        if text.startswith(",,", position):
-            parts[-1] += ","
-            position += 2
-        elif text[position] == ",":
-            parts.append("")
-            position += 1
-        else:
-            parts[-1] += text[position]
-            position += 1
-    return tuple(parts)
-
-
-@given(st.text(alphabet=", ab"))
-def test_filters(text: str) -> None:
-    assert split_filters(text) == _filters_twin(text)
-
-
 @given(st.lists(st.text(alphabet="ab ,", min_size=1).filter(lambda part: not part.startswith(",")), min_size=1))
-def test_filters_can_hold_commas(parts: list[str]) -> None:
+def test_filters_with_commas(parts: list[str]) -> None:
     assert split_filters(",".join(part.replace(",", ",,") for part in parts)) == tuple(parts)
 
 
-def test_help_is_finished_and_names_every_backend_and_the_default_ports(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"], {})
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Not yet" not in shown
+def test_help_names_backends_and_default_ports() -> None:
+    shown = " ".join(build_parser().format_help().split())
     about = shown[shown.index("--rdzv-backend NAME") : shown.index("--rdzv-endpoint HOST:PORT")]
     assert [name for name in (*KNOWN, "store_type=file", "plug-in") if name not in about] == []
     about = shown[shown.index("--rdzv-endpoint HOST:PORT") : shown.index("--rdzv-id ID")]
@@ -251,41 +216,31 @@ def test_help_is_finished_and_names_every_backend_and_the_default_ports(capsys: 
     assert str(STATIC_PORT) in shown[shown.index("--master-port PORT") :]
 
 
-def _argparse_takes_dashes() -> bool:
-    """Whether argparse of this Python takes `--x=--` for the value `--`, and not for none (it does from 3.12.5 on)."""
+@pytest.mark.parametrize(
+    ("read", "arguments"),
+    [
+        (partial(parse, environ={}), ["-t=--", "s.py"]),
+        (rallyctl.main, ["serve", "--endpoint=--"]),
+        (rallyctl.main, ["token", "--job=--"]),
+        (rallyctl.main, ["etcd", "--port=--"]),
+    ],
+)
+def test_two_dashes(
+    read: Callable[[list[str]], object], arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torchrun: argparse takes `--x=--` for the value `--` from Python 3.12.5 on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--x")
-    return bool(parser.parse_args(["--x=--"]).x)
-
-
-DASHES = _argparse_takes_dashes()
-
-
-@pytest.mark.skipif(not DASHES, reason="argparse of this Python makes nothing of --x=--")
-def test_two_dashes_are_a_value_where_they_are_one_to_torchrun() -> None:
-    assert parse(["-t=--", "s.py"], {}).tee == "--"
-    assert parse(["--rdzv-id=--", "s.py"], {}).rdzv_id == "--"
-
-
-@pytest.mark.skipif(DASHES, reason="argparse of this Python takes -- in --x=-- for a value")
-def test_two_dashes_are_no_value_where_they_are_none_to_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    if parser.parse_args(["--x=--"]).x:
+        assert parse(["-t=--", "s.py"], {}).tee == "--"
+        return
     with pytest.raises(SystemExit) as caught:
-        parse(["-t=--", "s.py"], {})
-    assert caught.value.code == 2
-    assert "argument -t/--tee: '--' is not a value" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.skipif(DASHES, reason="argparse of this Python takes -- in --x=-- for a value")
-@pytest.mark.parametrize("arguments", [["serve", "--endpoint=--"], ["token", "--job=--"], ["etcd", "--port=--"]])
-def test_what_is_no_value_is_none_for_rallyctl_either(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        rallyctl.main(arguments)
+        read(arguments)
     assert caught.value.code == 2
     assert "'--' is not a value" in capsys.readouterr().err.splitlines()[-1]
 
 
-# The deprecated command: what becomes of `--use-env`, and that all else is `rallyrun`'s
-
+# The deprecated command: `rallyrun` with `--use-env`
 
 RANK = "--local-rank=${local_rank}"
 
@@ -301,22 +256,18 @@ RANK = "--local-rank=${local_rank}"
     ],
 )
 def test_the_first_argument_is_the_local_rank(
-    arguments: list[str], environ: dict[str, str], words: tuple[str, ...]
+    arguments: list[str], environ: dict[str, str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = read_deprecated(arguments, environ)
     assert options.training_script_args == words
     plain = [word for word in arguments if word not in ("--use-env", "--use_env")]
     assert options.replace(training_script_args=()) == parse(plain, environ).replace(training_script_args=())
-
-
-def test_it_warns_that_it_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
-    read_deprecated(["s.py"], {})
     assert "FutureWarning: python -m rallypoint.launch is deprecated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "environ", "source"), [(["--no-python"], {}, "--no-python"), ([], {"PET_NO_PYTHON": "1"}, "PET_NO_P")]
 )
-def test_a_program_takes_no_local_rank(arguments: list[str], environ: dict[str, str], source: str) -> None:
+def test_programs_need_use_env(arguments: list[str], environ: dict[str, str], source: str) -> None:
     with pytest.raises(UserError, match=rf"{source}.* --use-env"):
         read_deprecated([*arguments, "true"], environ)

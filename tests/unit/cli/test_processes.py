@@ -1,4 +1,4 @@
-"""The commands as processes: bad values of variables, interrupts, output that nothing reads, other systems."""
+"""The commands as processes: bad variables, interrupts, unread output, other systems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ran(
     stdout: int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in an environment without settings of torchrun's."""
+    """Run a command in an environment without torchrun's variables."""
     return subprocess.run(
         command,
         env=undisturbed() | dict(environ or {}),
@@ -48,7 +48,7 @@ def _ran(
         ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT='soon'"),
     ],
 )
-def test_a_bad_value_is_one_sentence(environ: dict[str, str], named: str) -> None:
+def test_invalid_variables(environ: dict[str, str], named: str) -> None:
     done = _ran([*RALLYRUN, "s.py"], environ=environ)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -56,14 +56,14 @@ def test_a_bad_value_is_one_sentence(environ: dict[str, str], named: str) -> Non
     assert named in line
 
 
-def test_a_bad_value_reaches_the_error_file_of_whoever_started_us(tmp_path: Path) -> None:
+def test_errors_reach_the_parent_s_error_file(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     environ = {"PET_STANDALONE": "x", "TORCHELASTIC_ERROR_FILE": str(path)}
     assert _ran([*RALLYRUN, "s.py"], environ=environ).returncode == 1
     assert "PET_STANDALONE='x'" in path.read_text()
 
 
-# What a command does about interrupts when it starts, runs and ends
+# Interrupts while a command starts, runs and ends
 
 SET_UP = "import os, signal, sys\n"
 SET_UP += "from rallypoint.cli.process_setup import set_up_process, restore_keyboard_interrupt\nset_up_process()\n"
@@ -73,27 +73,27 @@ def _set_up(text: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return _ran([sys.executable, "-c", before + SET_UP + text])
 
 
-def test_an_interrupt_that_arrives_ignored_stays_so() -> None:
+def test_ignored_interrupts_stay_ignored() -> None:
     before = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     done = _set_up("restore_keyboard_interrupt(); os.kill(os.getpid(), signal.SIGINT); print('still here')", before)
     assert (done.returncode, done.stdout) == (0, "still here\n")
 
 
-def test_once_the_run_has_begun_it_is_an_exception() -> None:
-    interrupted = "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print('heard')"
+def test_interrupts_raise_an_exception_during_the_run() -> None:
+    interrupted = "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print('received')"
     done = _set_up("restore_keyboard_interrupt()\n" + interrupted)
-    assert (done.returncode, done.stdout) == (0, "heard\n")
+    assert (done.returncode, done.stdout) == (0, "received\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_interrupts_the_interpreters_end(number: signal.Signals) -> None:
+def test_signals_are_ignored_at_exit(number: signal.Signals) -> None:
     before = f"import atexit, os; atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
-    done = _set_up("restore_keyboard_interrupt()", before)  # what is registered first is called last
+    done = _set_up("restore_keyboard_interrupt()", before)  # atexit calls it last
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# The exit code of a command whose output nobody reads any more is the same as if it were read. Python flushes standard
-# output and error when it exits, and would replace the exit code with 120 if that fails.
+# Unread output must not change the exit code: Python flushes standard output and error at exit, and exits with 120 if
+# that fails.
 
 
 def _unread(command: Sequence[str], closed: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -124,14 +124,14 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("command", "code"), COMMANDS)
 @pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")], ids="+".join)
-def test_the_exit_code_is_that_of_the_command(command: list[str], code: int, closed: tuple[str, ...]) -> None:
+def test_exit_codes_with_unread_output(command: list[str], code: int, closed: tuple[str, ...]) -> None:
     done = _unread(command, closed)
     assert done.returncode == code, done.stderr
     assert "BrokenPipeError" not in (done.stderr or "")
 
 
 @pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr")], ids="+".join)
-def test_an_answer_that_nobody_reads_is_a_failure(closed: tuple[str, ...]) -> None:
+def test_unread_answers_are_a_failure(closed: tuple[str, ...]) -> None:
     done = _unread([*RALLYCTL, "secret"], closed)
     assert done.returncode == 1
     if "stderr" not in closed:
@@ -139,7 +139,7 @@ def test_an_answer_that_nobody_reads_is_a_failure(closed: tuple[str, ...]) -> No
         assert done.stderr == expected
 
 
-# On other systems than Linux each way in says one sentence
+# Other systems than Linux
 
 
 def _elsewhere(system: str, text: str) -> subprocess.CompletedProcess[str]:
@@ -149,11 +149,11 @@ def _elsewhere(system: str, text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("system", ["win32", "darwin"])
 @pytest.mark.parametrize("module", ["rallypoint.run", "rallypoint.cli.rallyrun", "rallypoint.cli.rallyctl"])
-def test_commands_end_with_2(module: str, system: str) -> None:
+def test_commands_on_other_systems(module: str, system: str) -> None:
     done = _elsewhere(system, f"runpy.run_module({module!r}, run_name='__main__')")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {NEEDS_LINUX}\n")
 
 
-def test_programs_get_an_import_error() -> None:
+def test_imports_on_other_systems() -> None:
     done = _elsewhere("darwin", "from rallypoint import elastic_launch")
     assert done.stderr.splitlines()[-1] == f"ImportError: {NEEDS_LINUX}"

@@ -1,11 +1,9 @@
-"""`rallyctl serve`: where its pages are, what it refuses before that, and what `rallyctl status` shows of it."""
+"""`rallyctl serve`: its endpoint, refusals, and `rallyctl status` of its jobs."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,7 @@ from tests.unit.coordinator.test_jobs import Node, World
         ("[::1]:81", "[::1]:81"),
     ],
 )
-def test_where_it_listens(given: str, place: str) -> None:
+def test_endpoint(given: str, place: str) -> None:
     assert str(_endpoint("--http", given, 7)) == place
 
 
@@ -43,7 +41,7 @@ def test_where_it_listens(given: str, place: str) -> None:
         ("localhost:x", "", 0o600, "--http: endpoint"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(http: str, token: str, mode: int, text: str, tmp_path: Path) -> None:
+def test_invalid_pages(http: str, token: str, mode: int, text: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     file.chmod(mode)
@@ -51,9 +49,7 @@ def test_what_cannot_be_served_is_one_sentence(http: str, token: str, mode: int,
         _pages(ManyJobs(), Namespace(http=http, http_token_file=str(file) if token else ""))
 
 
-@contextmanager
-def one_running_and_one_ended() -> Iterator[str]:
-    """The endpoint of a control plane with two jobs, of which `done` has ended."""
+def test_status_all(capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
     world.jobs = ManyJobs()
     with serving(world.jobs) as server:
@@ -62,14 +58,9 @@ def one_running_and_one_ended() -> Iterator[str]:
         done.says(Succeed(0))
         done.goes()
         Node(world, 2, job="goes-on").joins()
-        yield f"127.0.0.1:{server.port}"
-
-
-def test_all_has_those_that_have_ended_while_one_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    with one_running_and_one_ended() as endpoint:
 
         def shown(*more: str) -> str:
-            assert rallyctl.main(["status", endpoint, *more]) == 0
+            assert rallyctl.main(["status", f"127.0.0.1:{server.port}", *more]) == 0
             return capsys.readouterr().out
 
         assert "done" not in shown()
@@ -77,5 +68,5 @@ def test_all_has_those_that_have_ended_while_one_job_runs(capsys: pytest.Capture
         assert text.index("goes-on") < text.index("\nended\n") < text.index("done  succeeded")
         found = json.loads(shown("--all", "--json"))
         assert (found["job"], found["phase"]) == ("goes-on", "running")
-        assert [(each["job"], each["phase"]) for each in found["ended"]] == [("done", "succeeded")]
+        assert [(job["job"], job["phase"]) for job in found["ended"]] == [("done", "succeeded")]
         assert "done" not in shown("--all", "--rdzv-id=goes-on")

@@ -1,4 +1,4 @@
-"""`rallyctl shim on`, `off` and `status`, over an environment that is a few folders."""
+"""`rallyctl shim on`, `off` and `status`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TORCHS = '#!/bin/sh\necho torch runs "$@"\n'
 
 
 class Environment:
-    """A virtual environment as far as the verb looks at one."""
+    """A virtual environment of a few folders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,8 +32,8 @@ class Environment:
         self.torchrun.chmod(0o755)
 
     def files(self) -> dict[str, tuple[bytes, int]]:
-        paths = sorted(each for each in self.folder.rglob("*") if each.is_file())
-        return {str(each.relative_to(self.folder)): (each.read_bytes(), each.stat().st_mode) for each in paths}
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.folder)): (path.read_bytes(), path.stat().st_mode) for path in paths}
 
 
 @pytest.fixture
@@ -47,107 +47,96 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     return made
 
 
-def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Exit code, and what was said."""
+def shim(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit code and output."""
     code = rallyctl.main(["shim", *words])
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    output = capsys.readouterr()
+    return code, output.out + output.err
 
 
-def test_on_and_off_leave_what_was_there(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_and_off(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
     environment.install_torch()
     before = environment.files()
-    assert answer(capsys, "status")[0] == 3
+    assert shim(capsys, "status")[0] == 3
     for _ in range(2):  # once more changes nothing
-        code, said = answer(capsys, "on")
+        code, output = shim(capsys, "on")
         assert code == 0
-        assert "torch's own is torchrun-torch" in said
+        assert "torch's own is torchrun-torch" in output
         assert environment.files()["bin/torchrun-torch"] == before["bin/torchrun"]
-    assert any(each.endswith(".pyc") for each in environment.files())  # so that no start compiles the module
-    assert answer(capsys, "status") == (0, said)
-    code, said = answer(capsys, "off")
-    assert (code, said.splitlines()[0].split()) == (0, ["shim", "off"])
+    assert any(name.endswith(".pyc") for name in environment.files())  # so that no start compiles the module
+    assert shim(capsys, "status") == (0, output)
+    code, output = shim(capsys, "off")
+    assert (code, output.splitlines()[0].split()) == (0, ["shim", "off"])
     assert environment.files() == before
-    assert answer(capsys, "off")[0] == 0
+    assert shim(capsys, "off")[0] == 0
     assert environment.files() == before
 
 
-def test_where_there_was_no_torchrun_there_is_none_again(
-    environment: Environment, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said = answer(capsys, "on")
+def test_on_and_off_without_torch(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = shim(capsys, "on")
     assert code == 0
-    assert "there was none" in said
-    assert answer(capsys, "off")[0] == 0
+    assert "there was none" in output
+    assert shim(capsys, "off")[0] == 0
     assert environment.files() == {}
 
 
-def test_a_newer_torch_is_kept_in_its_turn(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_newer_torch_is_kept(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
     environment.install_torch()
-    answer(capsys, "on")
+    shim(capsys, "on")
     newer = TORCHS.replace("torch runs", "a newer torch runs")
     environment.torchrun.unlink()
     environment.install_torch(newer)
-    code, said = answer(capsys, "status")
+    code, output = shim(capsys, "status")
     assert code == 3
-    assert "partly on" in said
-    assert answer(capsys, "on")[0] == 0
-    answer(capsys, "off")
-    assert environment.torchrun.read_text() == newer
-
-
-def test_off_leaves_a_newer_torch_alone(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
-    environment.install_torch()
-    answer(capsys, "on")
+    assert "partly on" in output
+    assert shim(capsys, "on")[0] == 0
     environment.torchrun.unlink()
-    environment.install_torch("newer")
-    answer(capsys, "off")
+    environment.install_torch("newest")
+    shim(capsys, "off")
     assert [*environment.files()] == ["bin/torchrun"]
-    assert environment.torchrun.read_text() == "newer"
+    assert environment.torchrun.read_text() == "newest"
+    shim(capsys, "on")
+    shim(capsys, "off")
+    assert environment.torchrun.read_text() == "newest"
 
 
-def test_conda_is_known_by_its_folder(
+def test_a_conda_environment(
     environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     (environment.folder / "conda-meta").mkdir()
-    assert "conda environment" in answer(capsys, "on")[1]
+    assert "conda environment" in shim(capsys, "on")[1]
 
 
-def test_the_python_of_the_system_is_refused(
-    environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "name", "value", "words"),
+    [
+        (sys, "base_prefix", None, "is not a virtual environment, but a Python that all programs share"),
+        (os, "geteuid", lambda: 4_000_000, ", not to user 4000000"),
+        (os, "access", lambda path, _: "site-packages" not in str(path), "is read-only: {} cannot be written to"),
+    ],
+    ids=["system", "other user", "read-only"],
+)
+def test_refused_environments(
+    module: object,
+    name: str,
+    value: object,
+    words: str,
+    environment: Environment,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    for verb in ("on", "off"):
-        code, said = answer(capsys, verb)
+    monkeypatch.setattr(module, name, value or sys.prefix)
+    for verb in ("on", "off") if module is sys else ("on",):
+        code, output = shim(capsys, verb)
         assert code == 1
-        assert "is not a virtual environment, but a Python that all programs share" in said
-        assert len(said.splitlines()) == 1
-    assert "refused" in answer(capsys, "status")[1]
+        assert words.format(environment.site) in output
+        assert len(output.splitlines()) == 1
+    assert "refused" in shim(capsys, "status")[1] or module is not sys
     assert environment.files() == {}
 
 
-def test_anothers_environment_is_refused(
-    environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    code, said = answer(capsys, "on")
-    assert code == 1
-    assert ", not to user 4000000" in said
-    assert environment.files() == {}
-
-
-def test_a_read_only_one_is_refused(
-    environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, _: path != environment.site)  # root may write everywhere
-    code, said = answer(capsys, "on")
-    assert code == 1
-    assert f"is read-only: {environment.site} cannot be written to" in said
-    assert environment.files() == {}
-
-
-def test_a_disk_that_refuses_is_a_sentence(
+def test_a_full_disk(
     environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: str, *_: object) -> None:
@@ -155,34 +144,34 @@ def test_a_disk_that_refuses_is_a_sentence(
 
     environment.install_torch()
     monkeypatch.setattr(os, "open", full)
-    code, said = answer(capsys, "on")
+    code, output = shim(capsys, "on")
     assert code == 1
-    assert "cannot be written: No space left on device" in said
+    assert "cannot be written: No space left on device" in output
     assert environment.torchrun.read_text() == TORCHS
 
 
-def test_what_cannot_be_meant_is_said(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = answer(capsys, "on", "--", "train.py")
+def test_invalid_arguments(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = shim(capsys, "on", "--", "train.py")
     assert code == 2
-    assert "takes no command" in said
-    code, said = answer(capsys, "run")
+    assert "takes no command" in output
+    code, output = shim(capsys, "run")
     assert code == 2
-    assert "the command is missing" in said
+    assert "the command is missing" in output
 
 
-def test_a_long_or_spaced_path_to_python_is_no_shebang(
+def test_a_path_with_spaces(
     environment: Environment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/a folder/python")
-    answer(capsys, "on")
+    shim(capsys, "on")
     assert environment.torchrun.read_text().startswith("#!/bin/sh\n'''exec' '/a folder/python' \"$0\" \"$@\"\n' '''\n")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("gone", [False, True], ids=["switched off", "Rallypoint is gone"])
-def test_torchs_own_is_run(environment: Environment, capsys: pytest.CaptureFixture[str], gone: bool) -> None:
+def test_torch_s_launcher_is_run(environment: Environment, capsys: pytest.CaptureFixture[str], gone: bool) -> None:
     environment.install_torch()
-    answer(capsys, "on")
+    shim(capsys, "on")
     torchrun = environment.torchrun
     text = torchrun.read_text().partition("\n")
     torchrun.write_text(f"#!{sys.executable}{' -I' if not gone else ' -IS'}\n{text[2]}")  # -S: without site-packages
@@ -192,7 +181,7 @@ def test_torchs_own_is_run(environment: Environment, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.process
-def test_run_puts_ours_in_front(tmp_path: Path) -> None:
+def test_run(tmp_path: Path) -> None:
     (tmp_path / "torchrun").write_text(TORCHS)
     (tmp_path / "torchrun").chmod(0o755)
     (tmp_path / "worker.py").write_text("print('a worker')\n")
@@ -208,11 +197,6 @@ def test_run_puts_ours_in_front(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert ran.stdout == "a worker\ntorch runs b\na worker\n", ran.stderr
-
-
-@pytest.mark.process
-def test_a_command_that_is_not_there_is_a_sentence() -> None:
-    command = [*RALLYCTL, "shim", "run", "--", "no-such-command"]
-    ran = completed(command)
+    ran = completed([*RALLYCTL, "shim", "run", "--", "no-such-command"])
     assert ran.returncode == 1
     assert "no-such-command cannot be started: No such file or directory" in ran.stderr

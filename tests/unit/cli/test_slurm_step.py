@@ -1,4 +1,4 @@
-"""`rallyctl --slurm=JOBID`: the command of the step, and refusals. `tests/slurm` has it run by Slurm itself."""
+"""`rallyctl --slurm=JOBID`: the command of the step, and refusals; `tests/slurm` runs it in Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.jobs.launching import RALLYCTL
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands by which this process would have been replaced."""
+    """The commands that this process would execute."""
     commands: list[list[str]] = []
 
     def replace(program: str, command: list[str], _environ: object) -> None:
@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("option", [["--slurm=12_3"], ["--slurm", "12_3"], ["--slu=12_3"]])
-def test_the_step_runs_the_same_verb(option: list[str], started: list[list[str]]) -> None:
+def test_the_command_of_the_step(option: list[str], started: list[list[str]]) -> None:
     assert main([*option, "drain", "n2", "--rdzv-id=j"]) == 1
     (command,) = started
     assert command[:2] == ["srun", "--jobid=12_3"]
@@ -34,13 +34,13 @@ def test_the_step_runs_the_same_verb(option: list[str], started: list[list[str]]
     assert command[at:] == [*RALLYCTL, "drain", "n2", "--rdzv-id=j"]
 
 
-def test_without_srun_the_user_is_told(started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_srun(started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--slurm=12", "status"]) == 1
     assert "--slurm=12: srun cannot be started (No such file or directory)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("job", ["my-job", "12;x", "-5", "1_2_3"])
-def test_what_is_no_job_id_is_refused(job: str, started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_job_ids(job: str, started: list[list[str]], capfd: pytest.CaptureFixture[str]) -> None:
     assert main([f"--slurm={job}", "status"]) == 2
     assert f"--slurm={job}" in capfd.readouterr().err
     assert not started

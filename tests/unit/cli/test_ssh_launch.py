@@ -1,4 +1,4 @@
-"""`rallyctl launch` refuses impossible launches in one sentence, before it reaches any host."""
+"""Impossible launches of `rallyctl launch`, refused before a host is reached."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
         ([HOSTS, "--env=PET_NNODES=3:4", *RALLYRUN], "PET_NNODES=3:4 needs 3 nodes, but 2 hosts are listed"),
     ],
 )
-def test_what_cannot_work(
+def test_impossible_launches(
     words: list[str],
     sentence: str,
     tmp_path: Path,
@@ -62,7 +62,8 @@ def test_what_cannot_work(
 
 
 @pytest.mark.process
-def test_the_help_imports_no_verb() -> None:
+def test_help_imports_no_verb() -> None:
+    assert [verb.name for verb in VERBS if not callable(load(verb.work))] == []
     program = "import sys; from rallypoint.cli.rallyctl import build_parser; build_parser(); print(*sys.modules)"
     ran = completed([sys.executable, "-c", program], check=True)
     files = {verb.work.partition(":")[0] for verb in VERBS}
@@ -72,20 +73,14 @@ def test_the_help_imports_no_verb() -> None:
     ]
 
 
-def test_each_verb_has_its_function() -> None:
-    assert [verb.name for verb in VERBS if not callable(load(verb.work))] == []
-
-
-def test_a_mistake_in_rallyruns_flags_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_rallyrun_s_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["launch", HOSTS, "--", "rallyrun", "--nnode-rank=1", "train.py"])
     assert ended.value.code == 2
     assert "rallyrun: error: " in capsys.readouterr().err
 
 
-def test_a_folder_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deleted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -110,7 +105,5 @@ def test_a_folder_that_is_gone(
         (["sh", "-c", "rallyrun --nnodes=9 t.py"], {}, LaunchedCommand()),
     ],
 )
-def test_what_a_command_says_of_its_nodes(
-    command: list[str], variables: dict[str, str], expected: LaunchedCommand
-) -> None:
+def test_read_command(command: list[str], variables: dict[str, str], expected: LaunchedCommand) -> None:
     assert read_command(command, variables, 2) == expected

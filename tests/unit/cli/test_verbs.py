@@ -1,4 +1,4 @@
-"""What verbs of `rallyctl` refuse before they do anything, and what they write."""
+"""Verbs of `rallyctl`: refusals and output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from rallypoint.rendezvous.handler import LocalJob
 
 @pytest.mark.parametrize("name", ["every", "within", "times"])
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
-def test_a_drill_needs_numbers_that_can_be_waited_for(
-    name: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drill_limits(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "times" and not value.lstrip("-").isdecimal():
-        return  # that is no whole number
+        return  # not an integer
     assert main(["drill", "127.0.0.1:1", "--kill=worker", f"--{name}={value}"]) == 2
     assert f"--{name}={value} is out of range; set it to more than 0" in capsys.readouterr().err
 
 
-def test_the_example_of_a_secret_makes_one_that_is_accepted(
+def test_the_example_of_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -50,16 +48,16 @@ def test_the_example_of_a_secret_makes_one_that_is_accepted(
     assert made.read_text() == before
 
 
-@pytest.mark.parametrize(("name", "meant"), [("trian.py", "train.py"), ("nosuch.py", ""), ("x.py", "")])
-def test_a_script_is_suggested_only_if_its_name_is_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+@pytest.mark.parametrize(("name", "similar"), [("trian.py", "train.py"), ("nosuch.py", ""), ("x.py", "")])
+def test_similar_scripts_are_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, similar: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for each in ("train.py", "loop.py", "a.py"):
-        (tmp_path / each).touch()
+    for script in ("train.py", "loop.py", "a.py"):
+        (tmp_path / script).touch()
     with pytest.raises(UserError) as refused:
         check_script(parse([name], {}), {})
-    assert str(refused.value).endswith(f"did you mean {meant}?" if meant else "check the path")
+    assert str(refused.value).endswith(f"did you mean {similar}?" if similar else "check the path")
 
 
 @pytest.mark.parametrize(
@@ -68,24 +66,23 @@ def test_a_script_is_suggested_only_if_its_name_is_alike(
         (["status", "--nodee=3"], "unknown flag --nodee; did you mean --node? 'rallyctl status --help' lists all"),
         (["--foo", "status"], "unknown flag --foo; 'rallyctl status --help' lists all"),
         (["stauts"], "unknown verb 'stauts'; did you mean status? 'rallyctl --help' lists all"),
+        (["qqq"], "unknown verb 'qqq'; 'rallyctl --help' lists all"),
         (["stop", "a", "b"], "unexpected argument 'b'; see 'rallyctl stop --help'"),
     ],
 )
-def test_what_is_unknown_is_answered_with_what_is_alike(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_words(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert capsys.readouterr().err.splitlines()[-1] == f"rallyctl: error: {sentence}"
 
 
 @pytest.mark.parametrize("words", [["stop", "$SLURM_JOB_ID"], ["status", "node1:29400", "--rdzv-id=${X}"]])
-def test_a_name_that_the_shell_did_not_expand_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpanded_variables(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert "which was not expanded" in capsys.readouterr().err
 
 
-def test_alone_it_lists_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rallyctl_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().err
     assert [verb.name for verb in VERBS if f"\n  {verb.name} " not in shown] == []
@@ -95,7 +92,7 @@ def test_alone_it_lists_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words", [["stop"], ["restart"], ["drain", "0"], ["resize", "1:2"], ["drill", "--kill=worker"]]
 )
-def test_what_changes_a_job_names_it(
+def test_changing_verbs_need_a_job(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = LocalJob(4711, "elastic7", "c10d", "127.0.0.1:1", "train.py", time.time(), os.geteuid())

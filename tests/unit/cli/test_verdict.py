@@ -1,4 +1,4 @@
-"""The exit code of each end with `--exit-codes=classified`, and the verdict that goes with it."""
+"""Exit codes with `--exit-codes`, and the verdict file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def failed(ending: Ending) -> ChildFailedError:
     ],
     ids=repr,
 )
-def test_the_code_of_each_end(error: BaseException | None, code: int) -> None:
+def test_classified_codes(error: BaseException | None, code: int) -> None:
     assert classified(error).code == code
 
 
@@ -89,23 +89,17 @@ def test_the_code_of_each_end(error: BaseException | None, code: int) -> None:
         (NodeLeftInOrder("asked to leave", SIGTERM, saved=True), False, 0),
     ],
 )
-def test_only_an_evicted_pod_is_to_be_replaced_where_its_job_continues(
-    left: NodeLeftInOrder, is_pod: bool, code: int
-) -> None:
+def test_only_an_evicted_pod_is_replaced(left: NodeLeftInOrder, is_pod: bool, code: int) -> None:
     assert classified(left, is_pod=is_pod).code == code
 
 
-def test_each_ending_has_a_code() -> None:
-    assert CODES.keys() == set(Ending)
-
-
 @pytest.mark.parametrize("ending", Ending)
-def test_who_comes_too_late_ends_as_the_job(ending: Ending) -> None:
+def test_late_nodes_end_like_the_job(ending: Ending) -> None:
     late = error_of(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=ending)))
     assert classified(late).code == CODES[ending]
 
 
-def test_a_verdict_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_verdict_file(tmp_path: Path) -> None:
     shown = tmp_path / "termination-log"
     shown.touch()
     environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "v.json"), "RALLYPOINT_TERMINATION_LOG": str(shown)}
@@ -113,29 +107,26 @@ def test_a_verdict_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     verdict: dict[str, Any] = json.loads((tmp_path / "v.json").read_text())
     assert (verdict["version"], verdict["code"], verdict["ending"]) == (1, 93, "repeated")
     assert (verdict["cause"]["rank"], verdict["cause"]["host"], verdict["cause"]["signal"]) == (3, "node7", "SIGKILL")
-    told: dict[str, Any] = json.loads(shown.read_text())
-    assert (told["code"], told["cause"]["rank"], told["cause"]["host"]) == (93, 3, "node7")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["termination-log", "v.json"]
+    shortened: dict[str, Any] = json.loads(shown.read_text())
+    assert (shortened["code"], shortened["cause"]["rank"], shortened["cause"]["host"]) == (93, 3, "node7")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["termination-log", "v.json"]
     assert finish(None, 0, "job", "torchrun", environ) == 0
     assert json.loads((tmp_path / "v.json").read_text())["succeeded"] is True
-    assert json.loads(shown.read_text()) == told, "a success is not told there"
+    assert json.loads(shown.read_text()) == shortened, "a success is not written there"
 
 
-def test_torchruns_code_stays_and_the_verdict_has_both(tmp_path: Path) -> None:
+def test_the_verdict_with_torchrun_s_codes(tmp_path: Path) -> None:
+    missing = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "none" / "v.json")}
+    assert finish(RendezvousTimeoutError("too few"), 1, "job", "classified", missing) == 75
+    assert list(tmp_path.iterdir()) == []
     environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "v.json")}
     assert finish(RendezvousTimeoutError("too few"), 1, "job", "torchrun", environ) == 1
     verdict = json.loads((tmp_path / "v.json").read_text())
     assert (verdict["code"], verdict["classified_code"], verdict["ending"]) == (1, 75, "infrastructure")
 
 
-def test_a_verdict_that_cannot_be_written_changes_no_code(tmp_path: Path) -> None:
-    environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "none" / "v.json")}
-    assert finish(RendezvousTimeoutError("too few"), 1, "job", "classified", environ) == 75
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("text", ["x", "é" * 3, "\0\1\x7f", "\U0001f4a5"])
-def test_what_kubernetes_keeps_is_never_too_long(text: str) -> None:
+def test_the_termination_message_is_short(text: str) -> None:
     cause = CAUSE._replace(message=text * 9000, host=text * 250, error_file=text * 4000)
     error = ChildFailedError("train.py", {}, cause)
     line = termination_message(verdict_of(error, Classified(Ending.PROGRAM, 1), 1, text * 5000))
@@ -163,6 +154,6 @@ def test_what_kubernetes_keeps_is_never_too_long(text: str) -> None:
         (NodeLeftInOrder("drained", SIGTERM, drained=True), 0),
     ],
 )
-def test_in_place_is_for_what_another_start_on_this_machine_can_help(error: BaseException | None, code: int) -> None:
+def test_codes_for_restarts_in_place(error: BaseException | None, code: int) -> None:
     environ = {"JOB_COMPLETION_INDEX": "0", TERMINATION_LOG: "/none"}
     assert finish(error, 1, "job", "in-place", environ) == code

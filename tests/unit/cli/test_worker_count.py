@@ -1,4 +1,4 @@
-"""The number of workers by devices, on faked machines, and the lines about workers that share them."""
+"""The number of workers by devices, and warnings of shared devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CPUS = len(os.sched_getaffinity(0))
         (AMD, "gpu", {"ROCR_VISIBLE_DEVICES": "0,1"}, 2),
         (AMD, "cpu", {}, CPUS),
         (NVIDIA, "gpu", {"CUDA_VISIBLE_DEVICES": "0,2"}, 2),
-        (NVIDIA, "auto", {"CUDA_VISIBLE_DEVICES": ""}, CPUS),  # hidden, by somebody who wants processors
+        (NVIDIA, "auto", {"CUDA_VISIBLE_DEVICES": ""}, CPUS),  # hidden to use processors
         (NOTEBOOK, "auto", {}, CPUS),
         (NOTEBOOK, "gpu", {}, 1),
         (_npus, "auto", {}, 4),
@@ -52,6 +52,7 @@ def test_workers_by_devices(
     tmp_path: Path, make: Callable[[Path], Path], text: str, environ: dict[str, str], count: int
 ) -> None:
     assert count_devices(text, environ, "--nproc-per-node", make(tmp_path)) == count
+    assert count_accelerators({}, "auto", tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_workers_by_devices(
         (NVIDIA, "tpus", {}, ["'tpus' is not a number", "cpu, gpu, xpu, auto", "npu"]),
     ],
 )
-def test_what_is_refused(
+def test_errors(
     tmp_path: Path, make: Callable[[Path], Path], text: str, environ: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
@@ -76,10 +77,6 @@ def test_what_is_refused(
     assert str(refused.value).startswith(f"--nproc-per-node={text}" if text != "tpus" else "--nproc-per-node='tpus'")
     for word in words:
         assert word in str(refused.value)
-
-
-def test_none_are_none(tmp_path: Path) -> None:
-    assert count_accelerators({}, "auto", tmp_path) == 0
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_none_are_none(tmp_path: Path) -> None:
         (lambda root: root, 4, {}, ""),
     ],
 )
-def test_workers_that_share_devices(
+def test_shared_devices(
     tmp_path: Path, make: Callable[[Path], Path], workers: int, environ: dict[str, str], line: str
 ) -> None:
     found = shared_devices(workers, environ, make(tmp_path))
@@ -103,17 +100,17 @@ def test_workers_that_share_devices(
 
 
 @pytest.mark.parametrize(("workers", "lines"), [(1, 0), (2, 1), (4, 1)])
-def test_workers_on_one_processor_are_told_of_in_one_line(
+def test_a_warning_of_shared_processors(
     workers: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sharing, "processors", lambda: Processors(1, 64))
     config_from_options(parse([f"--nproc-per-node={workers}", "s.py"], {}), {})
-    said = [record.getMessage() for record in caplog.records if "share 1 processor of 64" in record.getMessage()]
-    assert len(said) == lines
+    found = [record.getMessage() for record in caplog.records if "share 1 processor of 64" in record.getMessage()]
+    assert len(found) == lines
 
 
-def test_a_list_whose_length_was_checked_is_not_shared(tmp_path: Path) -> None:
-    """Two names of MIG instances, of which each worker gets one."""
+def test_a_checked_list_is_not_shared(tmp_path: Path) -> None:
+    """Each worker gets one of two MIG instances."""
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
     assert not shared_devices(2, environ, NVIDIA(tmp_path), each_gets_one=True)
     assert shared_devices(4, {}, tmp_path, each_gets_one=True)

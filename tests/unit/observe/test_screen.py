@@ -1,4 +1,4 @@
-"""The live screen fits the terminal, and shows the true state."""
+"""The live screen."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 
 import pytest
 
-from rallypoint.cli.following import Screen, Terminal
+from rallypoint.cli.following import JsonLines, Screen, Terminal
 from rallypoint.observe.status import cells
 from rallypoint.observe.watching.messages import JobPhase, MemberState, Snapshot
 from tests.unit.observe.snapshots import LONG, event, node, snapshot
 
 
 def drawn(seen: Snapshot, width: int = 100, height: int = 40, note: str = "") -> list[str]:
-    """The lines that a terminal of this size is given."""
+    """The lines on a terminal of this size."""
     out = io.StringIO()
     screen = Screen(Sized(out, width, height))
     screen.note(note)
@@ -24,8 +24,6 @@ def drawn(seen: Snapshot, width: int = 100, height: int = 40, note: str = "") ->
 
 
 class Sized(Terminal):
-    """A terminal of this size."""
-
     def __init__(self, out: io.StringIO, width: int = 80, height: int = 24) -> None:
         super().__init__(out)
         self._size = os.terminal_size((width, height))
@@ -35,7 +33,7 @@ class Sized(Terminal):
         return self._size
 
 
-def test_a_screen_says_how_the_job_stands() -> None:
+def test_content() -> None:
     text = "\n".join(drawn(snapshot(), width=120))
     for words in ("running since", "round     4", "1 failure; 2 left", "2 (min 2, max 4)", "step 7 to 8"):
         assert words in text
@@ -47,7 +45,7 @@ def test_a_screen_says_how_the_job_stands() -> None:
 
 @pytest.mark.parametrize("phase", list(JobPhase))
 @pytest.mark.parametrize(("width", "height"), [(40, 10), (40, 24), (60, 24), (80, 50), (200, 60)])
-def test_a_screen_fits_the_terminal(phase: JobPhase, width: int, height: int) -> None:
+def test_size(phase: JobPhase, width: int, height: int) -> None:
     nodes = tuple(node(number, host=LONG if number % 2 else "日本語ホスト") for number in range(40))
     seen = snapshot(phase, nodes=0, expected=(LONG, LONG), detail=LONG * 2, events=(event(1, LONG * 3),) * 9)
     lines = drawn(seen._replace(nodes=nodes, failures=seen.failures * 9), width, height, "out of reach")
@@ -57,7 +55,7 @@ def test_a_screen_fits_the_terminal(phase: JobPhase, width: int, height: int) ->
 
 
 @pytest.mark.parametrize("height", [24, 30, 34])
-def test_of_the_events_the_newest_are_shown(height: int) -> None:
+def test_the_newest_events_are_shown(height: int) -> None:
     seen = snapshot(events=tuple(event(number, f"event {number}") for number in range(9)))
     seen = seen._replace(failures=seen.failures * 9)
     lines = drawn(seen, 100, height)
@@ -65,7 +63,7 @@ def test_of_the_events_the_newest_are_shown(height: int) -> None:
     assert "last events" in lines
 
 
-def test_of_many_nodes_those_come_first_with_whom_something_is_the_matter() -> None:
+def test_nodes_with_problems_come_first() -> None:
     nodes = [node(number) for number in range(500)]
     nodes[321] = node(321, connected=False)
     nodes += [node(500, state=MemberState.EXPECTED, connected=False)]
@@ -74,11 +72,11 @@ def test_of_many_nodes_those_come_first_with_whom_something_is_the_matter() -> N
     assert "n321" in rows[0]
     assert "unreachable" in rows[0]
     assert "n500" in rows[1]
-    assert any("more nodes" in each for each in rows)
+    assert any("more nodes" in row for row in rows)
 
 
 @pytest.mark.parametrize("height", range(18, 40))
-def test_no_row_of_an_unreachable_node_is_left_out_for_an_event(height: int) -> None:
+def test_unreachable_nodes_come_before_events(height: int) -> None:
     nodes = tuple(node(number, connected=number not in {3, 6, 7}) for number in range(8))
     events = tuple(event(number, "a thing") for number in range(10))
     seen = snapshot(nodes=0, events=events)._replace(nodes=nodes, failures=())
@@ -90,11 +88,11 @@ def test_no_row_of_an_unreachable_node_is_left_out_for_an_event(height: int) -> 
     assert lines[-1].endswith("a thing")
 
 
-def test_a_screen_gives_the_terminal_back() -> None:
+def test_close() -> None:
     out = io.StringIO()
     screen = Screen(Sized(out))
     screen.close()
-    assert out.getvalue() == "", "nothing was taken"
+    assert out.getvalue() == "", "nothing was changed"
     screen.show(snapshot())
     screen.note("the control plane is out of reach")
     screen.close()
@@ -105,7 +103,7 @@ def test_a_screen_gives_the_terminal_back() -> None:
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is visible again"
 
 
-def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown() -> str:
         out = io.StringIO()
         Screen(Sized(out)).show(snapshot())
@@ -116,3 +114,14 @@ def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[[0-9;]*m", shown())
     assert "running" in shown()
+
+
+def test_changes_and_new_sessions_are_lines() -> None:
+    lines: list[str] = []
+    shown = JsonLines(lines.append)
+    for _ in range(2):
+        shown.show(snapshot())
+    assert len(lines) == 1
+    shown.note("the control plane was lost")
+    shown.show(snapshot())  # from another coordinator with the same name and number of changes
+    assert len(lines) == 2
