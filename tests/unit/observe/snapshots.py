@@ -1,4 +1,4 @@
-"""Snapshots of jobs, made by hand."""
+"""Snapshots of jobs."""
 
 from __future__ import annotations
 
@@ -28,55 +28,54 @@ CAUSE = Cause(3, 1, "b", 42, -9, "Signal 9 (SIGKILL)", "", 1e9, "")
 
 
 def node(number: int, **fields: Any) -> NodeView:
-    """A node of a round that runs, with two workers."""
+    """A node with two workers in a running round."""
     report = NodeReport(4, (10 * number, 10 * number + 1), progress=7 + number, steps=(7 + number, 7 + number))
     view = NodeView(f"n{number} (rank {number})", f"n{number}", f"10.0.0.{number}", 7, MemberState.PARTICIPANT, True)
-    return view._replace(silent_for=0.5, group_rank=number, first_rank=2 * number, workers=2, report=report)._replace(
-        **fields
-    )
+    known = {"silent_for": 0.5, "group_rank": number, "first_rank": 2 * number, "workers": 2, "report": report}
+    return view._replace(**{**known, **fields})
 
 
 def totals_of(nodes: Sequence[NodeView]) -> Totals:
-    """What is counted over these nodes, if they are all."""
-    reports = [each.report for each in nodes if each.report is not None]
-    reached = [each.progress for each in reports if each.progress >= 0]
-    counts: dict[str, Any] = Counter(node_state(each) for each in nodes)
+    """The totals of a job with these nodes."""
+    reports = [view.report for view in nodes if view.report is not None]
+    reached = [report.progress for report in reports if report.progress >= 0]
+    counts: dict[str, Any] = Counter(node_state(view) for view in nodes)
     return Totals(
         **counts,
-        quiet=sum(each.quiet for each in nodes),
+        quiet=sum(view.quiet for view in nodes),
         reported=len(reports),
-        workers=sum(each.workers for each in nodes if each.first_rank >= 0),
+        workers=sum(view.workers for view in nodes if view.first_rank >= 0),
         least_step=min(reached, default=-1),
         most_step=max(reached, default=-1),
-        in_place_of=tuple(sorted({each.in_place_of for each in reports if each.in_place_of})),
+        in_place_of=tuple(sorted({report.in_place_of for report in reports if report.in_place_of})),
         steps=steps_of(nodes),
     )
 
 
 def steps_of(nodes: Sequence[NodeView]) -> Steps | None:
-    """The steps of all ranks of these nodes that report theirs."""
-    told = [
-        Straggler(each.first_rank + local, each.name, step, 0)
-        for each in nodes
-        if each.report is not None and each.first_rank >= 0
-        for local, step in enumerate(each.report.steps)
+    """The steps that ranks of these nodes report."""
+    ranks = [
+        Straggler(view.first_rank + local, view.name, step, 0)
+        for view in nodes
+        if view.report is not None and view.first_rank >= 0
+        for local, step in enumerate(view.report.steps)
         if step >= 0
     ]
-    if len(told) < 2:
+    if len(ranks) < 2:
         return None
-    median = sorted(each.step for each in told)[len(told) // 2]
-    late = sorted((each for each in told if each.step < median), key=lambda each: (each.step, each.rank))
-    behind = tuple(each._replace(behind=median - each.step) for each in late[:100])
-    return Steps(median, len(told), len(late), behind)
+    median = sorted(rank.step for rank in ranks)[len(ranks) // 2]
+    late = sorted((rank for rank in ranks if rank.step < median), key=lambda rank: (rank.step, rank.rank))
+    behind = tuple(rank._replace(behind=median - rank.step) for rank in late[:100])
+    return Steps(median, len(ranks), len(late), behind)
 
 
 def event(number: int, text: str, seconds_ago: float = 1.0) -> JobEvent:
-    """Something that has happened."""
+
     return JobEvent(number, seconds_ago, EventKind.ROUND_ENDED, 4, text)
 
 
 def snapshot(phase: JobPhase = JobPhase.RUNNING, nodes: int | Sequence[NodeView] = 2, **fields: Any) -> Snapshot:
-    """A job of so many nodes, or of these, two of which it needs."""
+    """A job with these nodes, or this number of nodes, that needs two."""
     made = Snapshot(
         job="job",
         incarnation="inc",

@@ -1,4 +1,4 @@
-"""Incident bundles: bounded, complete, checked when they come from another node, and readable."""
+"""Incident bundles."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ SUMMARY = {
 }
 
 
-def test_what_comes_first_is_kept_and_what_has_no_room_is_named() -> None:
+def test_fit() -> None:
     pieces = [Piece("a", b"1" * 1000), Piece("log", b"x" * 5000 + b"end"), Piece("dump", b"d" * 900, is_whole=True)]
     fitted = fit(pieces, 4000)
-    assert [(each.name, len(each.data)) for each in fitted.pieces] == [("a", 1000), ("log", 3000)]
+    assert [(piece.name, len(piece.data)) for piece in fitted.pieces] == [("a", 1000), ("log", 3000)]
     assert fitted.pieces[1].data.endswith(b"end")
-    assert [each.partition(":")[0] for each in fitted.left_out] == ["log", "dump"]
+    assert [text.partition(":")[0] for text in fitted.left_out] == ["log", "dump"]
 
 
 @pytest.mark.parametrize("limit", [300_000, 1_000_000])
-def test_a_bundle_has_never_more_than_it_may(limit: int) -> None:
+def test_the_limit(limit: int) -> None:
     pieces = [Piece(f"workers/rank_{number}/stderr.txt", b"x" * 100_000) for number in range(40)]
     made = bundle(SUMMARY, pieces, limit)
-    assert sum(len(each.data) for each in made) <= limit
+    assert sum(len(piece.data) for piece in made) <= limit
     fields = json.loads(made[0].data)
     assert len(fields["left_out"]) + len(fields["files"]) >= 40
 
 
-def test_a_folder_is_written_whole_and_beside_others(tmp_path: Path) -> None:
+def test_write_and_read(tmp_path: Path) -> None:
     made = bundle(SUMMARY, [Piece("workers/rank_3/stderr.txt", b"boom\n")], ON_DEMAND_LIMIT)
     first = write_bundle(str(tmp_path / "job" / "round-2"), "node7-12", made)
     second = write_bundle(str(tmp_path / "job" / "round-2"), "node7-12", made)
@@ -57,17 +57,17 @@ def test_a_folder_is_written_whole_and_beside_others(tmp_path: Path) -> None:
     assert (Path(first) / "workers/rank_3/stderr.txt").read_text() == "boom\n"
     write_index(str(tmp_path / "job" / "round-2"), {"job": "job"})
     write_index(str(tmp_path / "job" / "round-2"), {"job": "job"})
-    names = sorted(each.name for each in (tmp_path / "job" / "round-2").iterdir())
+    names = sorted(path.name for path in (tmp_path / "job" / "round-2").iterdir())
     assert names == ["index-2.json", "index.json", "node7-12", "node7-12.1"]
     found = read_incidents([str(tmp_path)])
     assert found.notes == ()
-    assert [(each.round, each.host, each.ranks) for each in found.found] == [(2, "node7", (2, 3))] * 2
+    assert [(incident.round, incident.host, incident.ranks) for incident in found.found] == [(2, "node7", (2, 3))] * 2
     lines = incident_lines(found.found)
     assert lines[0] == "job job, round 2: a worker failed: rank 3 failed on node7 (exit code 1): boom"
     assert lines[1].startswith("    2 nodes in ")
 
 
-def test_the_report_lists_bundles_alone_and_beside_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rallyctl_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_bundle(str(tmp_path / "job" / "round-2"), "node7-12", bundle(SUMMARY, [], 10_000))
     assert main(["report", str(tmp_path)]) == 0
     assert "round 2: a worker failed: rank 3 failed on node7" in capsys.readouterr().out
@@ -78,40 +78,34 @@ def test_the_report_lists_bundles_alone_and_beside_events(tmp_path: Path, capsys
     assert "no *.jsonl file was found" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"."):
         write_bundle(str(tmp_path), "node", [Piece("a", b""), Piece("a", b"")])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bundle_travels() -> None:
+def test_encoding() -> None:
     made = bundle(SUMMARY, [Piece("stacks.txt", b"stack\n" * 1000)], ON_DEMAND_LIMIT)
     assert decode_bundle(encode_bundle(made)) == made
+    for data in (b"", b"x", b"\x78\x9c", encode_bundle([])[:-3] + b"zzz"):
+        with pytest.raises(ValueError, match=r"."):
+            decode_bundle(data)
 
 
 @pytest.mark.parametrize(
     "pieces",
     [
-        [Piece("../x", b"")],
-        [Piece("/etc/passwd", b"")],
-        [Piece("a/../../x", b"")],
-        [Piece(".hidden", b"")],
+        *([Piece(name, b"")] for name in ("../x", "/etc/passwd", "a/../../x", ".hidden")),
         [Piece("a", b""), Piece("a", b"")],
         [Piece("a", b"0" * (3 * ON_DEMAND_LIMIT))],
     ],
 )
-def test_what_another_node_may_not_send(pieces: list[Piece]) -> None:
+def test_invalid_bundles(pieces: list[Piece]) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_bundle(encode_bundle(pieces))
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"\x78\x9c", encode_bundle([])[:-3] + b"zzz"])
-def test_what_is_no_bundle(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        decode_bundle(data)
-
-
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_incidents(tmp_path: Path) -> None:
     for number, text in enumerate(("", "[]", '{"version": 2}', '{"version": 1, "node": 7}')):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -121,5 +115,5 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "name"), [("job 1/x", "job_1_x"), ("../..", "_.."), ("", "_"), ("ä", "_")])
-def test_names_of_folders(text: str, name: str) -> None:
+def test_safe_name(text: str, name: str) -> None:
     assert safe_name(text) == name

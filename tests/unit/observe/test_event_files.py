@@ -1,8 +1,9 @@
-"""Event files that are damaged, foreign, empty, or of two jobs: one sentence each, and the rest is read."""
+"""Event files that are damaged, foreign, empty, or from two jobs."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def read(*paths: Path) -> tuple[dict[str, int], list[str]]:
-    found = read_events([str(each) for each in paths])
+    found = read_events([str(path) for path in paths])
     return {job: len(events) for job, events in found.events.items()}, found.notes
 
 
@@ -44,25 +45,23 @@ def read(*paths: Path) -> tuple[dict[str, int], list[str]]:
         ('{"event": ' + "[" * 100_000 + "\n", r"line 2: (Expected `str`|maximum recursion|Input data was truncated)"),
     ],
 )
-def test_a_damaged_line_costs_that_line_and_a_sentence(file: Path, damage: str, why: str) -> None:
+def test_damaged_lines(file: Path, damage: str, why: str) -> None:
     file.write_text(line() + damage + line())
     jobs, (note,) = read(file)
     assert jobs == {"j": 2}
     assert note.startswith(f"a line was skipped in {file}: not readable (")
-    import re
-
     assert re.search(why, note)
     assert "\n" not in note
 
 
-def test_a_line_that_was_being_written_and_bytes_that_are_no_text(file: Path) -> None:
+def test_incomplete_and_binary_lines(file: Path) -> None:
     file.write_bytes(line().encode() + b"\xff\xfe\n" + line().encode()[:40])
     jobs, (note,) = read(file)
     assert jobs == {"j": 1}
     assert note.startswith(f"2 lines were skipped in {file}: not readable (line 2: ")
 
 
-def test_kinds_of_a_newer_version_are_passed_over(file: Path) -> None:
+def test_kinds_of_newer_versions(file: Path) -> None:
     file.write_text(line() + line("checkpoint_saved") + line(color="red"))
     assert read(file) == ({"j": 2}, [f"1 lines of {file} were skipped: they are of kinds that a newer version writes"])
 
@@ -75,15 +74,13 @@ def test_kinds_of_a_newer_version_are_passed_over(file: Path) -> None:
         ('{"name": "torchelastic.worker.status.START"}\n', "{} contains no events of rallyrun (line 1: Object missing"),
     ],
 )
-def test_a_file_without_events_is_refused(
-    file: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_without_events(file: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
     assert main(["report", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"rallyctl: error: {sentence.format(file)}")
 
 
-def test_an_empty_file_beside_others_is_a_note(file: Path, tmp_path: Path) -> None:
+def test_an_empty_file_beside_others(file: Path, tmp_path: Path) -> None:
     file.write_text(line())
     (tmp_path / "other.jsonl").touch()
     assert read(tmp_path) == ({"j": 1}, [f"{tmp_path / 'other.jsonl'} is empty"])
@@ -97,7 +94,7 @@ def test_an_empty_file_beside_others_is_a_note(file: Path, tmp_path: Path) -> No
         (".", "no *.jsonl file was found in ."),
     ],
 )
-def test_what_is_not_there(
+def test_missing_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,20 +102,21 @@ def test_what_is_not_there(
     assert capsys.readouterr().err.startswith(f"rallyctl: error: {sentence.format(tmp_path)}")
 
 
-def test_two_jobs_in_one_file_have_to_be_told_apart(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_jobs_in_one_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(line() + line(job="k", elapsed=2.0))
     assert main(["report", str(file)]) == 1
-    said = "rallyctl: error: the files contain events of 2 jobs, j, k; choose one with --job\n"
-    assert capsys.readouterr().err == said
+    assert (
+        capsys.readouterr().err == "rallyctl: error: the files contain events of 2 jobs, j, k; choose one with --job\n"
+    )
     assert main(["report", str(file), "--job", "k", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"] == "k"
     assert main(["report", str(file), "--job", "l"]) == 1
     assert "the files contain no events of job 'l'; they contain events of j, k" in capsys.readouterr().err
 
 
-def test_files_that_were_rotated_away_are_read_first_and_each_once(file: Path, tmp_path: Path) -> None:
+def test_rotated_files(file: Path, tmp_path: Path) -> None:
     for number, path in enumerate(("e.jsonl.10", "e.jsonl.2", "e.jsonl.1", "e.jsonl")):
         (tmp_path / path).write_text(line(elapsed=float(number)))
     for paths in ([file], [tmp_path], [file, tmp_path, tmp_path / "e.jsonl.1"]):
-        found = read_events([str(each) for each in paths])
-        assert [each.elapsed for each in found.events["j"]] == [0.0, 1.0, 2.0, 3.0]
+        found = read_events([str(path) for path in paths])
+        assert [entry.elapsed for entry in found.events["j"]] == [0.0, 1.0, 2.0, 3.0]

@@ -1,4 +1,4 @@
-"""The report from events, whatever they say."""
+"""The goodput report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R, H, S, RUN, STOP = (
 
 
 class Node:
-    """Writes down what an agent tells; `began` is its own clock's word."""
+    """Builds the events of an agent; `began` is the time of its own clock."""
 
     def __init__(self, host: str, began: float = 1000.0, pid: int = 1) -> None:
         self.host, self.began, self.pid = host, began, pid
@@ -71,27 +71,27 @@ def failure(host: str) -> events.Failure:
 
 
 def made(*nodes: Node) -> Report:
-    found = report(agent_runs([each for node in nodes for each in node.events]))
+    found = report(agent_runs([event for node in nodes for event in node.events]))
     check(found)
     return found
 
 
 def check(found: Report) -> None:
-    """Law 1, and that spans follow one another."""
+    """Check law 1, and that spans do not overlap."""
     assert sum(found.phases.values()) == pytest.approx(found.wall)
     assert found.productive + sum(found.lost.values()) == pytest.approx(found.wall)
     assert min([found.productive, *found.lost.values(), *found.phases.values()]) >= -1e-6
-    assert sum(each.seconds for each in found.timeline) == pytest.approx(found.wall)
+    assert sum(span.seconds for span in found.timeline) == pytest.approx(found.wall)
     for spans in (found.timeline, *(node.spans for node in found.nodes)):
         assert all(before.end <= after.start + 1e-9 for before, after in itertools.pairwise(spans))
-    assert all(0 <= each.lost <= each.running + 1e-6 for each in found.rounds)
+    assert all(0 <= entry.lost <= entry.running + 1e-6 for entry in found.rounds)
 
 
 @st.composite
 def any_events(draw: st.DrawFn) -> list[KINDS]:
-    """Lines of several agents in any order of kinds, with any moments that agents could give."""
+    """Events of several agents in any order, at any time."""
     dice = random.Random(draw(st.integers(0, 2**32)))
-    told: list[KINDS] = []
+    found: list[KINDS] = []
     for number in range(draw(st.integers(1, 4))):
         node = Node(dice.choice("ab"), began=1000.0 + dice.uniform(0, 50), pid=number // 2)
         at, round_ = 0.0, 0
@@ -113,21 +113,21 @@ def any_events(draw: st.DrawFn) -> list[KINDS]:
                     node.failed(at)
         if dice.random() < 0.5:
             node.ends(at + dice.uniform(0, 5), dice.choice(("succeeded", "failed", "stopped")))
-        told += node.events
-    return told
+        found += node.events
+    return found
 
 
 @settings(deadline=None)
 @given(any_events())
-def test_seconds_by_phase_and_by_cause_add_up_to_the_wall_time_whatever_agents_tell(told: list[KINDS]) -> None:
-    check(report(agent_runs(told)))
+def test_sums_are_the_wall_time(found: list[KINDS]) -> None:
+    check(report(agent_runs(found)))
 
 
-def test_the_time_of_one_node() -> None:
+def test_one_node() -> None:
     node = Node("a").runs(2.0, 0, starting=1.0).failed(10.0).over(10.0)
     node.phase(12.0, H, 3.0).runs(16.0, 1, starting=0.5).ends(20.5)
     found = made(node)
-    assert {each.value: seconds for each, seconds in found.phases.items()} == pytest.approx(
+    assert {phase.value: seconds for phase, seconds in found.phases.items()} == pytest.approx(
         {"rendezvous": 3.0, "starting": 1.5, "running": 11.0, "stopping": 2.0, "held_back": 3.0, "down": 0.0}
     )
     assert found.wall == 20.5
@@ -141,27 +141,27 @@ def test_the_time_of_one_node() -> None:
     assert (found.failures, found.mean_time_between_failures) == (1, 11.0)
 
 
-def test_the_job_is_where_the_slowest_node_of_its_round_is() -> None:
+def test_the_slowest_node_counts() -> None:
     a = Node("a").runs(1.0, 0, 2).failed(5.0).over(5.0).phase(6.0, R).runs(9.0, 1, 2).ends(15.0)
     b = Node("b").runs(1.0, 0, 2, starting=2.0).over(5.1).phase(5.1, STOP).phase(8.0, R).runs(9.0, 1, 2).ends(15.0)
     found = made(a, b)
-    assert [(each.start, each.phase) for each in found.timeline] == [
+    assert [(span.start, span.phase) for span in found.timeline] == [
         (0.0, "rendezvous"), (1.0, "starting"), (3.0, "running"), (5.0, "stopping"), (8.0, "rendezvous"),
         (9.0, "running"),
     ]  # fmt: skip
 
 
-def test_who_waits_or_leaves_does_not_stop_the_clock_of_those_who_run() -> None:
+def test_spare_and_leaving_nodes_do_not_count() -> None:
     a = Node("a").runs(1.0, 0, 2).over(5.0, "departed", "b").phase(5.0, STOP).phase(6.0, R).runs(6.0, 1).ends(20.0)
     leaves = Node("b").runs(1.0, 0, 2).phase(5.0, STOP).add(events.AgentEnded, 15.0, outcome="left")
     spare = Node("c")
     spare.add(events.AgentEnded, 20.0, outcome="succeeded")
     found = made(a, leaves, spare)
-    assert found.phases[JobActivity.STOPPING] == 1.0, "that of the others goes on until 15"
+    assert found.phases[JobActivity.STOPPING] == 1.0, "the leaving node's ends at 15"
     assert found.phases[JobActivity.RUNNING] == 18.0
 
 
-def test_a_killed_agent_ran_until_others_saw_that() -> None:
+def test_a_killed_agent() -> None:
     a = Node("a").runs(1.0, 0, 2).over(9.0, "lost", "b").phase(9.0, STOP).phase(9.5, R).runs(10.0, 1).ends(12.0)
     b = Node("b").runs(1.0, 0, 2)
     found = made(a, b)
@@ -170,7 +170,7 @@ def test_a_killed_agent_ran_until_others_saw_that() -> None:
     assert "the events of b have no final event: killed" in found.notes
 
 
-def test_a_restart_that_was_asked_for_is_no_doing_of_a_host() -> None:
+def test_a_requested_restart() -> None:
     node = Node("a").runs(1.0, 0).over(5.0, "requested", "me@h").phase(5.0, STOP).phase(6.0, R).runs(6.0, 1).ends(9.0)
     found = made(node)
     (restart,) = found.restarts
@@ -178,33 +178,33 @@ def test_a_restart_that_was_asked_for_is_no_doing_of_a_host() -> None:
     assert (found.failures, found.restarts_by_host) == (0, {"-": 1})
 
 
-def test_between_two_agents_of_a_job_nothing_runs() -> None:
+def test_two_consecutive_agents() -> None:
     first = Node("a", 1000.0).runs(1.0, 0).step(8.0, 50, 1).add(events.AgentEnded, 10.0, outcome="failed")
     second = Node("a", 1060.0, pid=2).runs(2.0, 0).ends(10.0)
     second.events[2] = replace(second.events[2], origin="another")
     found = made(first, second)
     assert found.lost[Loss.DOWN] == 50.0
-    assert [each.name for each in found.nodes] == ["a"], "one after the other on one host"
-    assert len(found.rounds) == 2, "equal numbers of two coordinators are two rounds"
+    assert [node.name for node in found.nodes] == ["a"], "consecutive agents of one host"
+    assert len(found.rounds) == 2, "same number, other coordinator"
     assert found.lost[Loss.LOST_WORK] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("removed", [0, 1], ids=["", "without the first line of the second"])
 @pytest.mark.parametrize("last_pid", [7, 8])
-def test_what_a_pod_ran_before_it_was_started_again_counts(last_pid: int, removed: int) -> None:
-    """In containers the process id is often the same again."""
+def test_a_restarted_pod(last_pid: int, removed: int) -> None:
+    """Containers often reuse the process id."""
     first = Node("pod-0", 1000.0, pid=7).runs(1.0, 0).ends(100.0)
     second = Node("pod-0", 2000.0, pid=last_pid).runs(1.0, 0).ends(100.0)
     second.events[2] = replace(second.events[2], origin="another")
     second.events = second.events[removed:]
     found = made(first, second)
     assert (found.phases[JobActivity.RUNNING], found.lost[Loss.DOWN]) == (198.0, 900.0)
-    names = [each.name for each in agent_runs([*first.events, *second.events])]
+    names = [run.name for run in agent_runs([*first.events, *second.events])]
     assert names == (["pod-0 pid 7 run 1", "pod-0 pid 7 run 2"] if last_pid == 7 else ["pod-0 pid 7", "pod-0 pid 8"])
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(40.0, "ahead of"), (-40.0, "behind")])
-def test_a_clock_that_is_wrong_is_set_by_when_rounds_began(ahead: float, words: str) -> None:
+def test_wrong_clocks_are_corrected(ahead: float, words: str) -> None:
     a = Node("a").runs(1.0, 0, 3).ends(10.0)
     b = Node("b", 1000.5 + ahead).runs(0.5, 0, 3).ends(9.5)
     c = Node("c", 1000.1).runs(0.9, 0, 3).ends(9.9)
@@ -217,7 +217,7 @@ def test_a_clock_that_is_wrong_is_set_by_when_rounds_began(ahead: float, words: 
 
 
 def lost(*rounds: Sequence[tuple[float, int, int]], source: str = "call", outcome: str = "succeeded") -> list[float]:
-    """What is lost in rounds of ten seconds, each given as moments, steps and the first step."""
+    """The lost seconds of rounds of ten seconds, given as times, steps and first steps."""
     node = Node("a")
     for number, steps in enumerate(rounds):
         node.runs(10.0 * number, number)
@@ -225,31 +225,25 @@ def lost(*rounds: Sequence[tuple[float, int, int]], source: str = "call", outcom
             node.step(10.0 * number + at, step, first, source)
         if number < len(rounds) - 1:
             node.failed(10.0 * (number + 1)).over(10.0 * (number + 1))
-    return [round(each.lost, 6) for each in made(node.ends(10.0 * len(rounds), outcome)).rounds]
+    return [round(entry.lost, 6) for entry in made(node.ends(10.0 * len(rounds), outcome)).rounds]
 
 
-def test_what_a_later_round_does_again_was_lost() -> None:
-    # 90 steps by second 9; the next round begins with step 71, so what came after step 70, at second 7, is lost.
-    assert lost([(1, 10, 1), (9, 90, 1)], [(1, 80, 71)]) == [3.0, 0.0]
-
-
-def test_where_a_round_goes_on_with_the_next_step_only_what_was_not_told_is_lost() -> None:
-    assert lost([(1, 10, 1), (9, 90, 1)], [(1, 100, 91)]) == [1.0, 0.0]
-
-
-def test_a_round_without_progress_is_lost_as_a_whole() -> None:
-    assert lost([(9, 90, 1)], [], [(1, 91, 91)]) == [1.0, 10.0, 0.0]
-
-
-def test_a_return_far_back_loses_earlier_rounds_too() -> None:
-    assert lost([(1, 10, 1), (9, 90, 1)], [(1, 100, 91), (9, 180, 91)], [(1, 60, 51)]) == [5.0, 10.0, 0.0]
-
-
-def test_with_a_file_what_is_in_it_survives() -> None:
-    assert lost([(4, 1000, -1), (8, 2000, -1)], [(5, 3000, -1)], source="file") == [2.0, 0.0]
-    assert lost([(4, -1, -1)], [(5, -1, -1)], source="file") == [6.0, 0.0], "a file without a number"
-
-
-@pytest.mark.parametrize(("outcome", "last"), [("failed", 9.0), ("stopped", 9.0), ("succeeded", 0.0)])
-def test_what_ran_last_is_lost_unless_the_job_succeeds(outcome: str, last: float) -> None:
-    assert lost([(1, 10, 1)], outcome=outcome) == [last]
+@pytest.mark.parametrize(
+    ("rounds", "options", "expected"),
+    [
+        # 90 steps by second 9; the next round begins with step 71, so work after step 70, at second 7, is lost.
+        ([[(1, 10, 1), (9, 90, 1)], [(1, 80, 71)]], {}, [3.0, 0.0]),
+        ([[(1, 10, 1), (9, 90, 1)], [(1, 100, 91)]], {}, [1.0, 0.0]),  # only unreported work
+        ([[(9, 90, 1)], [], [(1, 91, 91)]], {}, [1.0, 10.0, 0.0]),  # a round without progress
+        ([[(1, 10, 1), (9, 90, 1)], [(1, 100, 91), (9, 180, 91)], [(1, 60, 51)]], {}, [5.0, 10.0, 0.0]),
+        # With a progress file, its content survives.
+        ([[(4, 1000, -1), (8, 2000, -1)], [(5, 3000, -1)]], {"source": "file"}, [2.0, 0.0]),
+        ([[(4, -1, -1)], [(5, -1, -1)]], {"source": "file"}, [6.0, 0.0]),
+        # The last round is lost unless the job succeeds.
+        ([[(1, 10, 1)]], {"outcome": "failed"}, [9.0]),
+        ([[(1, 10, 1)]], {"outcome": "stopped"}, [9.0]),
+        ([[(1, 10, 1)]], {"outcome": "succeeded"}, [0.0]),
+    ],
+)
+def test_lost_work(rounds: list[list[tuple[float, int, int]]], options: dict[str, str], expected: list[float]) -> None:
+    assert lost(*rounds, **options) == expected

@@ -1,4 +1,4 @@
-"""Metrics: all have their names, documentation and place; promtool has no complaints."""
+"""Metrics: values, documentation, alerts and dashboards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from tests.processes import completed
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: apt-get install prometheus)")
 
 
 def everything() -> list[Family]:
@@ -62,7 +61,7 @@ def series(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in found}
 
 
-def told_names() -> set[str]:
+def exported_names() -> set[str]:
     """The names of all series, as in a query."""
     suffixes = {
         MetricKind.COUNTER: ("_total",),
@@ -72,13 +71,13 @@ def told_names() -> set[str]:
     return {name + suffix for name, metric in METRICS.items() for suffix in suffixes[metric.kind]}
 
 
-def test_every_metric_is_told_and_no_other() -> None:
+def test_every_metric_is_exported() -> None:
     kind, text = exposition(everything())
     assert kind == CONTENT_TYPE
-    assert {name.partition("{")[0] for name in series(text.decode())} == told_names()
+    assert {name.partition("{")[0] for name in series(text.decode())} == exported_names()
     for metric, samples in everything():
         assert samples, metric.name
-        assert all(len(each.labels) == len(metric.labels) for each in samples), metric.name
+        assert all(len(sample.labels) == len(metric.labels) for sample in samples), metric.name
 
 
 def test_values() -> None:
@@ -96,14 +95,14 @@ def test_values() -> None:
     assert found[f'rallypoint_job_phase{{{own},phase="waiting"}}'] == 1.0
     assert found[f"rallypoint_job_restarts_remaining{{{own}}}"] == 3.0
     ended = {outcome: found[f'rallypoint_jobs_ended_total{{outcome="{outcome}"}}'] for outcome in Outcome}
-    assert ended == {"failed": 2.0, "succeeded": 0.0, "stopped": 0.0}, "an increase is seen from the first on"
-    assert not any("last_output" in name and 'local_rank="1"' in name for name in found)  # that is not known
+    assert ended == {"failed": 2.0, "succeeded": 0.0, "stopped": 0.0}, "from the start, so that increases show"
+    assert not any("last_output" in name and 'local_rank="1"' in name for name in found)  # unknown
 
 
-def test_every_metric_is_documented_with_its_labels() -> None:
+def test_every_metric_is_documented() -> None:
     rows = {}
     for line in (ROOT / "docs/reference/metrics.md").read_text().splitlines():
-        cells = [each.strip() for each in line.strip("|").split("|")]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `rallypoint_"):
             rows[cells[0].strip("`")] = (cells[1], tuple(re.findall(r"`(\w+)`", cells[2])))
     wanted = {
@@ -114,30 +113,22 @@ def test_every_metric_is_documented_with_its_labels() -> None:
 
 
 @pytest.mark.process
-@needs_promtool
-def test_promtool_finds_no_fault_with_the_metrics() -> None:
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: apt-get install prometheus)")
+def test_promtool_accepts_metrics_and_alerts() -> None:
     text = exposition(everything())[1]
     done = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-@pytest.mark.process
-@needs_promtool
-def test_promtool_finds_no_fault_with_the_alerts() -> None:
-    for command in (
-        ["check", "rules", "rallypoint-alerts.yaml"],
-        ["check", "config", "--syntax-only", "prometheus.yaml"],
-    ):
-        completed([str(PROMTOOL), *command], cwd=DEPLOY, check=True)
+    for command in ("rules rallypoint-alerts.yaml", "config --syntax-only prometheus.yaml"):
+        completed([str(PROMTOOL), "check", *command.split()], cwd=DEPLOY, check=True)
 
 
 @pytest.mark.parametrize("file", ["rallypoint-alerts.yaml", "grafana-dashboard.json"])
-def test_what_is_deployed_asks_for_metrics_that_there_are(file: str) -> None:
+def test_deployed_files_use_known_metrics(file: str) -> None:
     text = (DEPLOY / file).read_text()
     if file.endswith(".json"):
         dashboard = json.loads(text)
         text = "\n".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
         assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    asked = set(re.findall(r"\brallypoint_[a-z0-9_]+", text.replace("job_id:rallypoint_running", "")))
-    assert asked
-    assert asked <= told_names()
+    used = set(re.findall(r"\brallypoint_[a-z0-9_]+", text.replace("job_id:rallypoint_running", "")))
+    assert used
+    assert used <= exported_names()

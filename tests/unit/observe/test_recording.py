@@ -1,7 +1,8 @@
-"""The report on a recorded run of 20 injected failures, beside a count by hand from the notes of that run.
+"""The report on a recorded run of 20 injected failures, compared with a count from the notes of that run.
 
-`recording/record.py` describes the run. The count uses `noted.json` alone: the times of the kills, and the workers' own
-accounts of their starts, finished steps and ends.
+Three agents, the hosts n0 to n2, had two workers each, which made a step every 0.1 s, saved every 40 steps and took
+2.5 s to end. Workers were killed 17 times, agents three times (restarted after 20 s). The count uses `noted.json`:
+the times of the kills, and the workers' own logs. `git log -- tests/unit/observe/recording/record.py` has the recorder.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from rallypoint.observe.report import read_events, report_fields
 RECORDING = Path(__file__).with_name("recording")
 _SAVE_EVERY, _BACKOFF = 40, 5.0
 _LIKE = 0.01
-"""How much of a sum may be counted differently."""
+"""The tolerance of sums."""
 
 
 class Counted(NamedTuple):
-    """Seconds, counted by hand."""
+    """Seconds, from the notes."""
 
     wall: float
     running: float
     stopping: float
     held_back: float
     forming: float
-    """Waiting for nodes and starting workers, which nobody can tell apart from outside."""
+    """Waiting for nodes and starting workers, which look the same from outside."""
     lost_work: float
 
 
@@ -48,38 +49,40 @@ def found() -> Report:
 
 
 def rounds_of(noted: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The workers of each round: six at a time, in the order in which they were started."""
-    workers = sorted(noted["workers"], key=lambda each: each["start"])
+    """The workers of each round: six each, in the order of their start."""
+    workers = sorted(noted["workers"], key=lambda worker: worker["start"])
     return [workers[at : at + 6] for at in range(0, len(workers), 6)]
 
 
 def count(noted: dict[str, Any]) -> Counted:
     rounds, kills = rounds_of(noted), noted["kills"]
-    begins = [max(each["start"] for each in workers) for workers in rounds]
+    begins = [max(worker["start"] for worker in workers) for workers in rounds]
     running = stopping = held_back = lost_work = 0.0
     forming = begins[0] - noted["began"]
     best = streak = 0
     for workers, begin, after, kill in zip(rounds, begins, begins[1:], kills, strict=False):
         end = kill["at"]
         running += end - begin
-        steps = {step: at for each in workers for step, at in reversed(each["steps"])}
+        steps = {step: at for worker in workers for step, at in reversed(worker["steps"])}
         saved = max(steps) // _SAVE_EVERY * _SAVE_EVERY
         first = min(steps)
-        # All that was done since the last save has to be done again; where nothing was saved, all of the round.
-        since = min(at for each in workers for step, at in each["steps"] if step == saved) if saved >= first else begin
+        # Work since the last save is repeated; without a save, the whole round.
+        since = (
+            min(at for worker in workers for step, at in worker["steps"] if step == saved) if saved >= first else begin
+        )
         lost_work += end - since
         streak = 0 if max(steps) > best else streak + 1
         best = max(best, *steps)
         delay = _BACKOFF * 2 ** (streak - 1) if streak else 0.0
-        # An agent that is killed takes its workers along; the others are asked to end, and take their time.
-        stopped = max(each["exit"] for each in workers if "exit" in each and "term" in each)
+        # A killed agent's workers are killed too; the others are asked to end, which takes time.
+        stopped = max(worker["exit"] for worker in workers if "exit" in worker and "term" in worker)
         stopping += stopped - end
         held_back += max(0.0, end + delay - stopped)
         forming += after - max(stopped, end + delay)
-    over = max(each["exit"] for each in rounds[-1])
+    ended = max(worker["exit"] for worker in rounds[-1])
     return Counted(
         noted["ended"] - noted["began"],
-        running + over - begins[-1],
+        running + ended - begins[-1],
         stopping,
         held_back,
         forming,
@@ -89,11 +92,11 @@ def count(noted: dict[str, Any]) -> Counted:
 
 def test_twenty_failures_were_injected(noted: dict[str, Any]) -> None:
     assert len(noted["kills"]) == 20
-    assert [len(each) for each in rounds_of(noted)] == [6] * 21
+    assert [len(workers) for workers in rounds_of(noted)] == [6] * 21
 
 
 @pytest.mark.parametrize("what", Counted._fields)
-def test_the_sums_agree_with_a_count_by_hand(noted: dict[str, Any], found: Report, what: str) -> None:
+def test_sums(noted: dict[str, Any], found: Report, what: str) -> None:
     by_hand = getattr(count(noted), what)
     phases = found.phases
     sums = {
@@ -107,24 +110,24 @@ def test_the_sums_agree_with_a_count_by_hand(noted: dict[str, Any], found: Repor
     assert sums[what] == pytest.approx(by_hand, rel=_LIKE)
 
 
-def test_each_restart_is_told_with_its_cause_and_its_host(noted: dict[str, Any], found: Report) -> None:
-    told = [(each.cause, each.host) for each in found.restarts]
-    assert told == [("lost" if each["kind"] == "agent" else "failure", each["host"]) for each in noted["kills"]]
+def test_restarts(noted: dict[str, Any], found: Report) -> None:
+    restarts = [(restart.cause, restart.host) for restart in found.restarts]
+    assert restarts == [("lost" if kill["kind"] == "agent" else "failure", kill["host"]) for kill in noted["kills"]]
     assert found.failures == 20
     assert found.outcome == "succeeded"
     assert found.mean_time_between_failures == pytest.approx(count(noted).running / 20, rel=_LIKE)
-    assert [each.name for each in found.nodes] == ["n0", "n1", "n2"], "agents of one host, one after the other"
+    assert [node.name for node in found.nodes] == ["n0", "n1", "n2"], "consecutive agents of one host"
 
 
-def test_each_recovery_is_as_long_as_was_noted(noted: dict[str, Any], found: Report) -> None:
-    begins = [max(each["start"] for each in workers) for workers in rounds_of(noted)]
+def test_recoveries(noted: dict[str, Any], found: Report) -> None:
+    begins = [max(worker["start"] for worker in workers) for workers in rounds_of(noted)]
     for entry, kill, after in zip(found.restarts, noted["kills"], begins[1:], strict=True):
         assert entry.recovery is not None
         assert entry.recovery.seconds == pytest.approx(after - kill["at"], abs=0.05)
         assert sum(entry.recovery.parts.values()) == pytest.approx(entry.recovery.seconds)
 
 
-def test_one_node_alone_tells_nearly_the_same_and_the_report_says_that_others_are_missing(found: Report) -> None:
+def test_the_events_of_one_node(found: Report) -> None:
     files = read_events([str(RECORDING / "n0.jsonl")])
     alone = report(agent_runs(files.events["recorded"]), files.notes)
     assert (
@@ -133,10 +136,10 @@ def test_one_node_alone_tells_nearly_the_same_and_the_report_says_that_others_ar
     )
     assert alone.wall == pytest.approx(found.wall, rel=0.02)
     assert alone.productive == pytest.approx(found.productive, rel=0.05)
-    assert [each.cause for each in alone.restarts] == [each.cause for each in found.restarts]
+    assert [restart.cause for restart in alone.restarts] == [restart.cause for restart in found.restarts]
 
 
-def test_the_page_reads_fields_that_the_json_has(found: Report) -> None:
+def test_fields_of_the_page(found: Report) -> None:
     page = Path(site.__file__).with_name("page.html").read_text()
     drawing = page[page.index("function showReport") : page.index("function tick")]
     fields = report_fields(found)

@@ -1,4 +1,4 @@
-"""What the site serves about jobs, and to whom. The jobs are those of real dispatchers in this process."""
+"""The site, with jobs of dispatchers in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMEOUT = 120.0
 TOKEN = "a-token-of-26-characters-x"
 ADDRESS = "127.0.0.1"
 HERE, ELSEWHERE = Client(ADDRESS, Peer.OWN_USER), Client("10.1.2.3", Peer.REMOTE)
-NOBODY_KNOWS = Client(ADDRESS, Peer.UNKNOWN)
+UNKNOWN = Client(ADDRESS, Peer.UNKNOWN)
 
 
 async def metrics() -> Sequence[Family]:
@@ -52,7 +52,7 @@ def request(path: str, *headers: str, method: str = "GET") -> bytes:
 
 
 def whole(answer: Answer) -> tuple[int, bytes, bytes]:
-    """Status, head and body of an answer that is no stream."""
+    """Status, head and body of an answer."""
     assert isinstance(answer, bytes)
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), head, body
@@ -83,13 +83,13 @@ def _job() -> Dispatcher:
         (Access(), HERE, ("Host: localhost:29480",), 200),
         (Access(), Client(ADDRESS, Peer.OTHER_USER), (), 403),
         (Access(), Client("10.1.2.3", Peer.OWN_USER), (), 200),
-        (Access(), NOBODY_KNOWS, (), 200),
-        (Access(), NOBODY_KNOWS._replace(address="::ffff:127.0.0.1"), (), 200),
-        (Access(), NOBODY_KNOWS._replace(address="10.1.2.3"), (), 403),
+        (Access(), UNKNOWN, (), 200),
+        (Access(), UNKNOWN._replace(address="::ffff:127.0.0.1"), (), 200),
+        (Access(), UNKNOWN._replace(address="10.1.2.3"), (), 403),
         (Access(), HERE, ("Host: [::1]:29480",), 200),
         (Access(), HERE, ("Host: 127.0.0.1",), 200),
         (Access(), ELSEWHERE, (), 403),
-        (Access(), NOBODY_KNOWS._replace(address=""), (), 403),
+        (Access(), UNKNOWN._replace(address=""), (), 403),
         (Access(), HERE, ("Host: rebound.example",), 403),
         (Access(), HERE, ("Host: 127.0.0.1.rebound.example:80",), 403),
         (Access(is_open=True), ELSEWHERE, ("Host: node1",), 200),
@@ -101,7 +101,7 @@ def _job() -> Dispatcher:
         (Access(TOKEN), HERE, ("Authorization: Bearer \xff",), 401),
     ],
 )
-def test_who_sees_jobs(job: Dispatcher, access: Access, client: Client, headers: tuple[str, ...], status: int) -> None:
+def test_access(job: Dispatcher, access: Access, client: Client, headers: tuple[str, ...], status: int) -> None:
     site = site_of(job, access)
     for path in ("/status.json", "/metrics"):
         found, _, body = ask(site, path, *headers, client=client)
@@ -112,7 +112,7 @@ def test_who_sees_jobs(job: Dispatcher, access: Access, client: Client, headers:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/"])
-def test_probes_and_the_empty_page_are_for_all(job: Dispatcher, path: str) -> None:
+def test_probes_and_the_empty_page_are_public(job: Dispatcher, path: str) -> None:
     status, head, body = ask(site_of(job, Access(TOKEN)), path, client=ELSEWHERE)
     assert status == HTTPStatus.OK
     assert b"train" not in body.replace(b"effective_training_time_ratio", b"")
@@ -120,11 +120,11 @@ def test_probes_and_the_empty_page_are_for_all(job: Dispatcher, path: str) -> No
     assert ask(site_of(job), path, method="HEAD")[2] == b""
 
 
-def test_the_page_needs_nothing_from_elsewhere(job: Dispatcher) -> None:
+def test_the_page_loads_nothing(job: Dispatcher) -> None:
     page = ask(site_of(job), "/")[2].decode()
     assert "src=" not in page
     assert "@import" not in page
-    assert "innerHTML" not in page  # what a job says is text, and never markup
+    assert "innerHTML" not in page  # texts of jobs are never markup
     addresses = {word for word in page.replace('"', " ").split() if "://" in word}
     assert addresses == {"http://www.w3.org/2000/svg"}
 
@@ -141,31 +141,31 @@ def test_the_page_needs_nothing_from_elsewhere(job: Dispatcher) -> None:
         ("/metrics", "DELETE", 405),
     ],
 )
-def test_what_there_is_not(job: Dispatcher, path: str, method: str, status: int) -> None:
+def test_unknown_paths(job: Dispatcher, path: str, method: str, status: int) -> None:
     found, _, body = ask(site_of(job), path, method=method)
     assert found == status
     assert json.loads(body)["error"]
 
 
-def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_prometheus_client(job: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     status, _, body = ask(site_of(job), "/metrics")
     assert status == HTTPStatus.SERVICE_UNAVAILABLE
     assert "pip install prometheus-client" in json.loads(body)["error"]
 
 
-def test_status_is_that_of_rallyctl(job: Dispatcher) -> None:
+def test_status_json(job: Dispatcher) -> None:
     joined(job, "a")
     shown = json.loads(ask(site_of(job), "/status.json?job=train")[2])
     wanted = status_fields(copy_of_job(job)(), NOW)
     assert shown["phase"] == "waiting"
-    assert [each["host"] for each in shown["nodes"]] == ["a"]
+    assert [node["host"] for node in shown["nodes"]] == ["a"]
     assert shown.keys() == wanted.keys()
     passing = {"since": 0, "phase_seconds": 0, "age_seconds": 0, "nodes": 0}
     assert {**shown, **passing} == {**wanted, **passing}
 
 
-def test_a_stream_tells_of_changes_and_ends_with_the_job(job: Dispatcher) -> None:
+def test_events_of_a_job(job: Dispatcher) -> None:
     async def run() -> None:
         stream = await site_of(job).answer(request("/events"), HERE)
         assert isinstance(stream, Stream)
@@ -173,25 +173,25 @@ def test_a_stream_tells_of_changes_and_ends_with_the_job(job: Dispatcher) -> Non
         kind, first = await event(stream.chunks)
         assert (kind, first["phase"], first["nodes"]) == ("status", "waiting", [])
         session = joined(job, "a")
-        told = await ticked(stream.chunks)
-        assert [each["host"] for each in told["nodes"]] == ["a"]
+        changed = await ticked(stream.chunks)
+        assert [node["host"] for node in changed["nodes"]] == ["a"]
         job.receive(session, Close())
         assert (await ticked(stream.chunks))["phase"] == "stopped"
         with pytest.raises(StopAsyncIteration):
             await event(stream.chunks)
-        assert job.members == 1  # the watcher is gone, and was never a node
+        assert job.members == 1  # the watcher left, and was never a node
 
     async def ticked(chunks: AsyncIterator[bytes]) -> dict[str, Any]:
         waiting = asyncio.ensure_future(event(chunks))
         while not waiting.done():
-            job.tick()  # as the control server does when it is due
+            job.tick()  # like the control server
             await asyncio.sleep(0.02)
         return waiting.result()[1]
 
     asyncio.run(run())
 
 
-def test_of_several_jobs_there_is_a_list() -> None:
+def test_several_jobs() -> None:
     jobs = ManyJobs()
     site = site_of(jobs)
     assert json.loads(ask(site, "/status.json")[2])["jobs"] == []
@@ -199,14 +199,14 @@ def test_of_several_jobs_there_is_a_list() -> None:
         hello = Hello(1, name, b"", ADDRESS, NodeId(ADDRESS, 1, 0), False, Settings(name, 1, 2))
         joined(jobs.dispatcher_for(hello, ADDRESS), "a")
     listed = json.loads(ask(site, "/status.json")[2])
-    assert sorted(each["job"] for each in listed["jobs"]) == ["one", "two"]
+    assert sorted(listed_job["job"] for listed_job in listed["jobs"]) == ["one", "two"]
     assert json.loads(ask(site, "/status.json?job=two")[2])["job"] == "two"
 
     async def run() -> None:
         stream = await site.answer(request("/events"), HERE)
         assert isinstance(stream, Stream)
-        kind, told = await event(stream.chunks)
-        assert (kind, len(told["jobs"])) == ("jobs", 2)
+        kind, shown = await event(stream.chunks)
+        assert (kind, len(shown["jobs"])) == ("jobs", 2)
         await stream.chunks.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""What a program under pdb waits for, at its prompt and elsewhere."""
+"""Waits of a program under pdb."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def running(folder: Path, *words: str) -> Iterator[int]:
 
 
 def found(pid: int) -> str:
-    """What is said of a program that has come to its function `work`; empty before."""
+    """The wait of a program in its function `work`, empty before."""
     try:
         main = read_python(pid)[0]
-    except Unreadable:  # it starts
+    except Unreadable:  # still starting
         return ""
-    return f"said: {waits_for(pid, main)}" if any(frame.function == "work" for frame in main.frames) else ""
+    return f"found: {waits_for(pid, main)}" if any(frame.function == "work" for frame in main.frames) else ""
 
 
 @pytest.mark.parametrize("words", [("program.py",), ("-m", "pdb", "-c", "continue", "program.py")])
-def test_a_program_at_a_prompt_is_told_from_one_that_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_prompts_of_pdb(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "stops").mkdir()
     with running(tmp_path / "stops", *words, "stops") as pid:
-        until(lambda: found(pid) == "said: it is at a prompt of pdb", lambda: found(pid))
+        until(lambda: found(pid) == "found: it is at a prompt of pdb", lambda: found(pid))
     (tmp_path / "runs").mkdir()
     with running(tmp_path / "runs", *words, "runs") as pid:
         assert "prompt" not in until(lambda: found(pid))
