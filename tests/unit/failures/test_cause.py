@@ -1,4 +1,4 @@
-"""A cause: a failure as other nodes see it."""
+"""Causes: failures as other nodes see them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def _of(exitcode: int, last_lines: bytes, error_file: str = "") -> Cause:
     return Cause.from_failure(failure, 5, "node7")
 
 
-def test_then_the_traceback_on_standard_error() -> None:
+def test_from_standard_error() -> None:
     cause = _of(1, f"noise\n{TRACE}\n".encode())
     assert cause == Cause(5, 1, "node7", 77, 1, "ValueError: boom", TRACE, 1000.5, "")
     assert cause.signal_name == "<N/A>"
+    assert _of(3, b"bad \xff luck\n").traceback == "bad \ufffd luck"
+    assert _of(3, b"").traceback == ""
 
 
-def test_a_recorded_message_without_call_stack_is_filled_up_from_standard_error(tmp_path: Path) -> None:
+def test_a_recorded_message_without_a_call_stack(tmp_path: Path) -> None:
     (tmp_path / "e").write_text('{"message": "plain", "timestamp": 1000}')
     cause = _of(1, f"noise\n{TRACE}\n".encode(), str(tmp_path / "e"))
     assert (cause.message, cause.traceback) == ("plain", TRACE)
     assert _of(1, b"noise\n", str(tmp_path / "e")).traceback == ""
 
 
-def test_a_signal_is_not_blamed_on_a_traceback_further_up() -> None:
+def test_a_signal_after_a_traceback() -> None:
     cause = _of(-9, f"{TRACE}\nsurvived\n".encode())
     assert cause.message == "Signal 9 (SIGKILL) received by PID 77"
     assert cause.traceback.endswith("survived")
@@ -49,49 +51,43 @@ def test_a_signal_is_not_blamed_on_a_traceback_further_up() -> None:
 MISSING = TRACE.replace("ValueError: boom", "ModuleNotFoundError: No module named 'apex'")
 
 
-def test_a_missing_module_is_explained_by_another_active_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = "ModuleNotFoundError: No module named 'apex'"
     monkeypatch.setenv("VIRTUAL_ENV", "/home/ann/.venv")
     cause = _of(1, MISSING.encode())
-    assert cause.message.startswith("ModuleNotFoundError: No module named 'apex' (workers run ")
+    assert cause.message.startswith(f"{plain} (workers run ")
     assert "the active environment is /home/ann/.venv" in cause.message
     assert cannot_change(cause)
     assert "set PYTHON_EXEC=/home/ann/.venv/bin/python" in cause.message
+    for program in ("/home/ann/.venv/bin/python", "sh", "/usr/bin/uv", "python3"):
+        failure = ProcessFailure(0, 77, 1, "<N/A>", last_lines=MISSING.encode(), program=program)
+        assert message_and_traceback(failure)[0] == plain
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
-    assert _of(1, MISSING.encode()).message == "ModuleNotFoundError: No module named 'apex'"
+    assert _of(1, MISSING.encode()).message == plain
+    monkeypatch.delenv("VIRTUAL_ENV")
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert _of(1, MISSING.encode()).message == plain
+    (tmp_path / "uv-receipt.toml").touch()
+    assert "where only Rallypoint is installed; activate the environment" in _of(1, MISSING.encode()).message
 
 
 @pytest.mark.parametrize(
     "raised", ["KeyError: 'getpwuid(): uid not found: 54321'", "OSError: No username set in the environment"]
 )
-def test_a_user_without_a_name_is_explained(raised: str) -> None:
-    """What `getpass.getuser` raises, before Python 3.13 and since."""
+def test_a_user_without_a_name(raised: str) -> None:
+    """Raised by `getpass.getuser` before and since Python 3.13."""
     cause = _of(1, TRACE.replace("ValueError: boom", raised).encode())
     assert cause.message == f"{raised} (this user id has no name on this machine; set LOGNAME or USER to one)"
     assert _of(1, TRACE.encode()).message == "ValueError: boom"
 
 
-@pytest.mark.parametrize("program", ["/home/ann/.venv/bin/python", "sh", "/usr/bin/uv", "python3"])
-def test_workers_of_the_active_environment_are_told_of_no_other(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIRTUAL_ENV", "/home/ann/.venv")
-    failure = ProcessFailure(0, 77, 1, "<N/A>", last_lines=MISSING.encode(), program=program)
-    assert message_and_traceback(failure)[0] == "ModuleNotFoundError: No module named 'apex'"
-
-
-def test_a_launcher_that_is_a_tool_has_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert _of(1, MISSING.encode()).message == "ModuleNotFoundError: No module named 'apex'"
-    (tmp_path / "uv-receipt.toml").touch()
-    assert "where only Rallypoint is installed; activate the environment" in _of(1, MISSING.encode()).message
-
-
-def test_a_worker_that_its_debugger_has_ended_has_no_failure_of_its_own() -> None:
+def test_a_worker_ended_by_its_debugger() -> None:
     cause = _of(1, TRACE.replace("ValueError: boom", "bdb.BdbQuit").encode())
     assert (cause.message, cause.traceback) == ("it was ended by its debugger", "")
 
 
-def test_what_is_noted_below_a_traceback_makes_no_other_failure() -> None:
+def test_notes_below_a_traceback_do_not_change_the_signature() -> None:
     plain = _of(1, TRACE.encode())
     noted = plain._replace(traceback=f"{TRACE}\nthe disk is full under /tmp/x7: its last output might be missing there")
     assert signature(noted) == signature(plain) == "ValueError: boom"
@@ -102,27 +98,19 @@ def _with_stdout(last_stdout: bytes, stdout: str = "/logs/0/stdout.log", last_li
     return Cause.from_failure(failure, 5, "node7")
 
 
-def test_what_was_logged_to_standard_output_counts_too() -> None:
+def test_from_standard_output() -> None:
     cause = _with_stdout(f"step 1\n{TRACE}\n".encode(), last_lines=b"UserWarning: slow\n")
     assert (cause.message, cause.traceback) == ("ValueError: boom", TRACE)
     cause = _with_stdout(b"no license left\n")
     assert (cause.message, cause.traceback) == ("it exited with code 1", "standard output:\nno license left")
     assert _with_stdout(b"step 1\n", last_lines=b"no license left\n").traceback == "no license left"
-
-
-def test_output_that_the_console_did_not_show_counts_and_is_said_to_be_hidden() -> None:
     cause = _with_stdout(TRACE.encode(), "/dev/null")
     assert cause.message == "ValueError: boom"
     assert cause.traceback == f"{TRACE}\n(standard output, which --local-ranks-filter hides from the console)"
     assert _with_stdout(b"", "/dev/null").message == "it exited with code 1 and wrote nothing"
 
 
-def test_then_the_last_lines_and_then_nothing() -> None:
-    assert _of(3, b"bad \xff luck\n").traceback == "bad \ufffd luck"
-    assert _of(3, b"").traceback == ""
-
-
-def test_a_damaged_error_file_is_reported_with_its_text(tmp_path: Path) -> None:
+def test_a_damaged_error_file(tmp_path: Path) -> None:
     (tmp_path / "e").write_text('{"message": half')
     cause = _of(1, b"words\n", str(tmp_path / "e"))
     assert cause.error_file == ""
@@ -130,7 +118,7 @@ def test_a_damaged_error_file_is_reported_with_its_text(tmp_path: Path) -> None:
     assert '{"message": half' in cause.traceback
 
 
-def test_a_long_traceback_keeps_its_heading_and_its_end() -> None:
+def test_a_long_traceback() -> None:
     lines = TRACE.split("\n")
     long = "\n".join([lines[0], *(f'  File "x.py", line {number}, in f' for number in range(1500)), lines[-1]])
     cause = _of(1, long.encode())
@@ -139,7 +127,7 @@ def test_a_long_traceback_keeps_its_heading_and_its_end() -> None:
     assert cause.traceback.endswith("line 1499, in f\nValueError: boom")
 
 
-def test_what_is_cut_is_in_the_error_file_or_the_log(tmp_path: Path) -> None:
+def test_truncated_text_names_its_source(tmp_path: Path) -> None:
     long = f"Traceback (most recent call last):\nValueError: {'x' * 300_000}"
     path = str(tmp_path / "error.json")
     write_error_file(path, error_data("ValueError: " + "x" * 300_000, long, 1000.0))
@@ -154,7 +142,7 @@ def test_what_is_cut_is_in_the_error_file_or_the_log(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_worker_it_is_its_node_that_has_failed() -> None:
+def test_a_failed_node() -> None:
     text = "no port for its workers"
     of_node = node_failure(text, Ending.INFRASTRUCTURE, exitcode=1)
     assert of_node.headline == f"{of_node.host}: {text}"
@@ -164,7 +152,7 @@ def test_without_a_worker_it_is_its_node_that_has_failed() -> None:
     assert failure_text(view._replace(pid=0, message="it is silent")) == "round 3: n1 was lost: it is silent"
 
 
-def test_its_headline_is_one_line() -> None:
+def test_headline() -> None:
     cause = _of(-9, b"")._replace(message="first\nsecond")
     assert cause.headline == "rank 5 failed on node7 (exit code -9, SIGKILL): first"
     assert cause._replace(exitcode=3, message="x" * 2000).headline.startswith(
@@ -174,7 +162,7 @@ def test_its_headline_is_one_line() -> None:
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.integers(1, 2000))
-def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> None:
+def test_size_limits(words: str, more: str, times: int) -> None:
     failure = ProcessFailure(0, 1, 1, "", last_lines=(words + "\n" + more * times).encode("utf-8", "replace"))
     failure.message = "\ud800" + more * times
     cause = Cause.from_failure(failure, 0, "h")
@@ -183,7 +171,7 @@ def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> 
     assert Cause(**json.loads(json.dumps(cause._asdict()))) == cause
 
 
-def test_a_reason_is_the_message_whatever_else_is_known() -> None:
+def test_a_reason_is_the_message() -> None:
     for exitcode, last_lines in ((0, b""), (3, f"{TRACE}\n".encode()), (-9, b"words\n")):
         failure = ProcessFailure(1, 77, exitcode, "", last_lines=last_lines, noticed_at=1000.5)
         failure.set_reason("")
@@ -194,7 +182,7 @@ def test_a_reason_is_the_message_whatever_else_is_known() -> None:
         assert cause.traceback == last_lines.decode().rstrip()
 
 
-def test_a_crash_of_many_threads_shows_the_one_that_died() -> None:
+def test_a_crash_shows_the_current_thread() -> None:
     folder = "/a/long/way/to/the/library" * 9
     frames = "".join(f'  File "{folder}/lib.py", line {number} in wait\n' for number in range(12))
     others = "".join(f"Thread 0x0000{number:04x} (most recent call first):\n{frames}\n" for number in range(40))
@@ -211,7 +199,7 @@ def test_a_crash_of_many_threads_shows_the_one_that_died() -> None:
     assert shown[-1] == "[...]"
 
 
-def test_a_launcher_that_failed_is_explained_by_its_report() -> None:
+def test_a_nested_launcher() -> None:
     report = """Traceback (most recent call last):
   File "/bin/torchrun", line 8, in <module>
     sys.exit(main())

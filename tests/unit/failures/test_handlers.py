@@ -1,4 +1,4 @@
-"""Which exceptions a program survives, and its output after such an exception."""
+"""Exceptions that a program survives, and its output afterwards."""
 
 from __future__ import annotations
 
@@ -25,33 +25,26 @@ from rallypoint.failures.report import failure_detail
         ("raise SystemExit('x') from None", "<module>", False),
     ],
 )
-def test_a_handler_that_neither_raises_nor_exits_goes_on(
-    tmp_path: Path, handler: str, function: str, expected: bool
-) -> None:
+def test_handlers(tmp_path: Path, handler: str, function: str, expected: bool) -> None:
     (tmp_path / "x.py").write_text(f"f()\ntry:\n    f()\nexcept OSError:\n    {handler}\nelse:\n    f()\n")
     assert survives(str(tmp_path / "x.py"), 3, function) is expected
     assert not survives(str(tmp_path / "x.py"), 1, function)
     assert not survives(str(tmp_path / "x.py"), 7, function)
+    (tmp_path / "x.py").write_text("try:\n    f()\nfinally:\n    g()\n")
+    assert not survives(str(tmp_path / "x.py"), 2, "<module>")
 
 
 @pytest.mark.parametrize(
     ("returned", "function", "expected"),
     [("", "push", True), ("False", "push", True), ("1", "push", False), ("code", "main", False)],
 )
-def test_a_handler_that_returns_an_exit_code_ends_its_program(
-    tmp_path: Path, returned: str, function: str, expected: bool
-) -> None:
+def test_handlers_that_return(tmp_path: Path, returned: str, function: str, expected: bool) -> None:
     source = f"def {function}():\n    try:\n        f()\n    except OSError:\n        return {returned}\n"
     (tmp_path / "x.py").write_text(source)
     assert survives(str(tmp_path / "x.py"), 3, function) is expected
 
 
-def test_a_try_without_a_handler_catches_nothing(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("try:\n    f()\nfinally:\n    g()\n")
-    assert not survives(str(tmp_path / "x.py"), 2, "<module>")
-
-
-def test_what_is_no_source_says_nothing(tmp_path: Path) -> None:
+def test_files_without_source(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"\0\xff")
     (tmp_path / "wrong").write_text("try:")
@@ -78,7 +71,9 @@ def _cause(folder: Path, after: str, *, line: int = 3, stdout: str = "") -> Caus
     return Cause.from_failure(failure, 5, "node7")
 
 
-def test_what_was_said_after_an_exception_that_was_survived_is_the_message(tmp_path: Path) -> None:
+def test_output_after_a_survived_exception(tmp_path: Path) -> None:
+    assert _cause(tmp_path, "step 1\nbye\n", line=6).message == "E: no server", "not survived"
+    assert _cause(tmp_path, "INFO:root:bye\n").message == "E: no server", "no better message"
     cause = _cause(tmp_path, "step 1\nthe quota is used up\nINFO:root:bye\n")
     assert (cause.message, signature(cause)) == ("the quota is used up", "the quota is used up")
     detail = failure_detail(cause)
@@ -86,15 +81,7 @@ def test_what_was_said_after_an_exception_that_was_survived_is_the_message(tmp_p
     assert detail.endswith("E: no server\nstep 1\nthe quota is used up\nINFO:root:bye")
 
 
-def test_an_exception_that_was_not_survived_is_the_message_whatever_was_said_after_it(tmp_path: Path) -> None:
-    assert _cause(tmp_path, "step 1\nbye\n", line=6).message == "E: no server"
-
-
-def test_an_exception_that_was_survived_is_better_than_nothing(tmp_path: Path) -> None:
-    assert _cause(tmp_path, "INFO:root:bye\n").message == "E: no server"
-
-
-def test_one_that_was_not_survived_counts_before_a_later_one_that_was(tmp_path: Path) -> None:
+def test_fatal_exceptions_count_before_survived_ones(tmp_path: Path) -> None:
     ended = 'Traceback (most recent call last):\n  File "y.py", line 1, in <module>\nValueError: boom\n'
     later = 'Traceback (most recent call last):\n  File "x.py", line 3, in close\nE: no server\n'
     failure = ProcessFailure(1, 77, 1, "", last_lines=(ended + "WARNING:root:again\n" + later).encode())
@@ -103,7 +90,7 @@ def test_one_that_was_not_survived_counts_before_a_later_one_that_was(tmp_path: 
     assert Cause.from_failure(failure, 5, "node7").message == "ValueError: boom"
 
 
-def test_what_was_said_on_standard_error_counts_before_what_was_survived_on_standard_output(tmp_path: Path) -> None:
+def test_standard_error_counts_before_standard_output(tmp_path: Path) -> None:
     cause = _cause(tmp_path, "the quota is used up\n", stdout="step 1\n")
     assert "no server" not in cause.message + cause.traceback
     assert cause.traceback.endswith("the quota is used up")
@@ -111,7 +98,7 @@ def test_what_was_said_on_standard_error_counts_before_what_was_survived_on_stan
     assert failure_detail(cause).startswith("step 1; the last lines of standard output:\nTraceback")
 
 
-def test_an_exception_that_was_survived_long_ago_is_no_reason(tmp_path: Path) -> None:
+def test_old_exceptions_do_not_count(tmp_path: Path) -> None:
     after = "[...]\n" + "INFO:root:step\n" * 90
     assert _cause(tmp_path, after).message == "it exited with code 1"
     assert "no server" not in _cause(tmp_path, after).traceback
@@ -125,7 +112,7 @@ def _crash(text: str, exitcode: int = -6) -> Cause:
     return Cause.from_failure(ProcessFailure(1, 77, exitcode, "", last_lines=text.encode()), 5, "node7")
 
 
-def test_a_program_that_raised_and_then_crashed_failed_by_what_it_raised(tmp_path: Path) -> None:
+def test_a_crash_after_an_exception(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(SURVIVED)
     for line, is_named in ((6, True), (3, False)):
         raised = f'Traceback (most recent call last):\n  File "{tmp_path}/x.py", line {line}, in <module>\nE: boom\n'
@@ -136,7 +123,7 @@ def test_a_program_that_raised_and_then_crashed_failed_by_what_it_raised(tmp_pat
         assert _crash(raised + FRAMES, -9).message == "Signal 9 (SIGKILL) received by PID 77"
 
 
-def test_what_a_library_has_thrown_is_shown_above_its_frames() -> None:
+def test_a_c_plus_plus_exception() -> None:
     thrown = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error\nRaised from x.cpp:43"
     assert _crash(f"{thrown}\n{FRAMES}").traceback.startswith(f"{thrown}\n[...]\nframe #30")
     assert _crash(thrown).traceback == thrown

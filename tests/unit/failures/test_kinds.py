@@ -1,4 +1,4 @@
-"""The kind of failure that a text shows."""
+"""Consequences of other failures."""
 
 from __future__ import annotations
 
@@ -34,21 +34,15 @@ ORIGINALS = (
 )
 
 
-def cause(exitcode: int, text: str) -> Cause:
-    return Cause(0, 0, "n1", 7, exitcode, text.partition("\n")[0], text, 1.0, "")
+@pytest.mark.parametrize(
+    ("exitcode", "text", "expected"), [(*row, True) for row in CONSEQUENCES] + [(*row, False) for row in ORIGINALS]
+)
+def test_is_consequence(exitcode: int, text: str, expected: bool) -> None:
+    cause = Cause(0, 0, "n1", 7, exitcode, text.partition("\n")[0], text, 1.0, "")
+    assert is_consequence(cause) is expected
 
 
-@pytest.mark.parametrize(("exitcode", "text"), CONSEQUENCES)
-def test_what_another_failure_does_to_a_worker_is_a_consequence(exitcode: int, text: str) -> None:
-    assert is_consequence(cause(exitcode, text))
-
-
-@pytest.mark.parametrize(("exitcode", "text"), ORIGINALS)
-def test_everything_else_is_an_original(exitcode: int, text: str) -> None:
-    assert not is_consequence(cause(exitcode, text))
-
-
-def test_the_cause_is_the_first_original_even_if_a_consequence_came_before_it() -> None:
+def test_the_first_cause_is_no_consequence() -> None:
     def failure(rank: int, text: str, at: float) -> ProcessFailure:
         lines = f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{text}\n'.encode()
         return ProcessFailure(rank, rank, 1, "", last_lines=lines, noticed_at=at)

@@ -1,4 +1,4 @@
-"""`record`, contract sections 7.2 to 7.4."""
+"""`record` (contract sections 7.2 to 7.4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.processes import completed
 
 @pytest.fixture(autouse=True)
 def _no_crash_dumps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest has faulthandler on a descriptor of its own, which is left as it is."""
+    """Keep pytest's faulthandler."""
     monkeypatch.setattr("faulthandler.enable", lambda **_: None)
 
 
@@ -41,7 +41,7 @@ def _failing(error: BaseException) -> None:
     main()
 
 
-def test_values_and_arguments_pass() -> None:
+def test_record_passes_arguments_and_results() -> None:
     @record
     def main(one: int, *, two: str) -> str:
         """Told."""
@@ -58,7 +58,7 @@ def test_values_and_arguments_pass() -> None:
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_a_place_nothing_is_written(value: str | None, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_error_file(value: str | None, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if value is None:
         monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
     else:
@@ -68,7 +68,7 @@ def test_without_a_place_nothing_is_written(value: str | None, own: Path, monkey
     assert not own.exists()
 
 
-def test_an_exception_without_a_text_is_not_hidden(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_without_a_text(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -79,24 +79,7 @@ def test_an_exception_without_a_text_is_not_hidden(own: Path, caplog: pytest.Log
     assert not own.exists()
 
 
-def test_a_handler_of_ones_own_is_used(own: Path) -> None:
-    class Elsewhere(ErrorHandler):
-        def _get_error_file_path(self) -> str | None:
-            return f"{own}.elsewhere"
-
-    @record(error_handler=Elsewhere())
-    def main() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        main()
-    assert not own.exists()
-    assert Path(f"{own}.elsewhere").exists()
-
-
-class _Noting(ErrorHandler):
-    """Notes what `record` calls, in order."""
-
+class _Calls(ErrorHandler):
     def __init__(self, refuses_success: bool = False) -> None:
         self.calls: list[str] = []
         self._refuses_success = refuses_success
@@ -126,22 +109,19 @@ def _leave(how: object) -> object:
     ("how", "more"),
     [(7, ["success"]), (ValueError("x"), ["exception ValueError('x')"]), (SystemExit(0), []), (SystemExit(3), [])],
 )
-def test_a_handler_is_called_in_this_order(how: object, more: list[str]) -> None:
+def test_calls_of_a_handler(how: object, more: list[str]) -> None:
     for function, name in ((_leave, "_leave"), (partial(_leave), "None")):
-        handler = _Noting()
+        handler = _Calls()
         with contextlib.suppress(ValueError, SystemExit):
             record(function, handler)(how)
         assert handler.calls == [f"named {name}", "initialize", *more]
-
-
-def test_what_recording_a_success_raises_is_no_failure_of_the_function() -> None:
-    handler = _Noting(refuses_success=True)
+    handler = _Calls(refuses_success=True)
     with pytest.raises(ValueError, match="not recorded"):
         record(_leave, handler)(7)
     assert handler.calls[2:] == ["success"]
 
 
-def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:
+def test_the_cause_is_written_without_a_child_s_file(own: Path) -> None:
     failure = ProcessFailure(0, 1, -9, "", last_lines=b"words\n", noticed_at=12.5)
     with pytest.raises(ChildFailedError):
         _failing(ChildFailedError("x", {0: failure}))
@@ -151,7 +131,7 @@ def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:
     assert json.loads(own.read_text()) == {"message": message}
 
 
-def test_another_nodes_cause_is_written_and_its_path_not_read_here(own: Path, tmp_path: Path) -> None:
+def test_the_path_of_another_node_s_cause_is_not_read(own: Path, tmp_path: Path) -> None:
     here = str(tmp_path / "same_name.json")
     write_error_file(here, error_data("of another worker", "", 12.0))
     cause = Cause(9, 1, "node7", 4242, 1, "ValueError: there", "Traceback\n", 12.0, here)
@@ -160,7 +140,7 @@ def test_another_nodes_cause_is_written_and_its_path_not_read_here(own: Path, tm
     assert json.loads(own.read_text())["message"]["message"] == "ValueError: there"
 
 
-def test_a_previous_file_is_replaced_with_a_warning(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_existing_file_is_replaced(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     own.write_text("old")
     with pytest.raises(ChildFailedError):
         _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}))
@@ -168,7 +148,7 @@ def test_a_previous_file_is_replaced_with_a_warning(own: Path, caplog: pytest.Lo
     assert json.loads(own.read_text())["message"]["errorCode"] == 1
 
 
-def test_no_place_to_pass_on_to_is_one_error_line(
+def test_a_child_s_file_that_cannot_be_passed_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
@@ -179,7 +159,7 @@ def test_no_place_to_pass_on_to_is_one_error_line(
     assert [entry.levelno for entry in caplog.records] == [logging.ERROR]
 
 
-def test_the_plain_form_is_passed_on_without_exit_code(own: Path, tmp_path: Path) -> None:
+def test_the_plain_form_is_passed_on(own: Path, tmp_path: Path) -> None:
     child = tmp_path / "child.json"
     child.write_text('{"message": "plain", "timestamp": 12}')
     ErrorHandler().dump_error_file(str(child), 3)
@@ -208,7 +188,7 @@ def test_a_crash_shows_the_python_stack() -> None:
 
 @pytest.mark.parametrize("module", ["record", "cause", "report"])
 @pytest.mark.process
-def test_a_worker_pays_for_no_import_that_it_may_not_need(module: str) -> None:
+def test_no_heavy_imports(module: str) -> None:
     code = f"import sys, rallypoint.failures.{module}; print(*sys.modules)"
     done = completed([sys.executable, "-c", code], check=True)
     heavy = {"asyncio", "ctypes", "importlib.metadata", "json", "msgspec", "socket", "subprocess", "tempfile", "torch"}

@@ -1,4 +1,4 @@
-"""Evidence of a death beyond its exit code: counters of control groups, the kernel's log, shared memory."""
+"""Evidence beyond the exit code: control groups, the kernel's log, shared memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOG = b"""6,1,100,-;usb 1-1: new device
 
 
 class Machine:
-    """What the kernel shows, as files."""
+    """Files of the kernel."""
 
     def __init__(self, folder: Path) -> None:
         self.proc = folder / "proc"
@@ -43,19 +43,19 @@ class Machine:
         return OomKills(str(self.proc), str(self.mounted))
 
     def first(self, group: str, seen_at: str, kills: int) -> None:
-        """Groups of the first version."""
+        """Control groups v1."""
         self.write(self.proc / "self/cgroup", f"8:pids:/x\n4:cpu,memory:{group}\n0::/unified\n")
         folder = self.mounted / "memory" / seen_at
         self.write(folder / "memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
         self.write(folder / "memory.stat", f"cache 1\nhierarchical_memory_limit {512 << 20}\n")
 
     def second(self, group: str, seen_at: str, kills: int, limits: dict[str, str]) -> None:
-        """Groups of the second version; `limits` by folder."""
+        """Control groups v2; `limits` by folder."""
         self.write(self.proc / "self/cgroup", f"0::{group}\n")
         folder = self.mounted / seen_at
         self.write(folder / "memory.events", f"low 0\noom 3\noom_kill {kills}\noom_group_kill 0\n")
-        for each, limit in limits.items():
-            self.write(self.mounted / each / "memory.max", limit + "\n")
+        for name, limit in limits.items():
+            self.write(self.mounted / name / "memory.max", limit + "\n")
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("seen_at", ["job/x", ""])  # as on a machine, and as in a container
-def test_groups_of_the_first_version(machine: Machine, seen_at: str) -> None:
+@pytest.mark.parametrize("seen_at", ["job/x", ""])  # on a machine and in a container
+def test_control_groups_v1(machine: Machine, seen_at: str) -> None:
     machine.first("/job/x", seen_at, kills=3)
     kills = machine.kills()
     assert kills.reason(77, 1) == ""
@@ -83,29 +83,28 @@ def test_groups_of_the_first_version(machine: Machine, seen_at: str) -> None:
         ({"job/x": "max"}, "no limit but the machine's memory"),
     ],
 )
-def test_groups_of_the_second_version(machine: Machine, limits: dict[str, str], words: str) -> None:
+def test_control_groups_v2(machine: Machine, limits: dict[str, str], words: str) -> None:
     machine.second("/job/x", "job/x", 0, limits)
     kills = machine.kills()
     machine.second("/job/x", "job/x", 2, limits)
     assert kills.reason(77, 1) == f"most likely {KILLER} (control group /job/x: oom_kill rose from 0 to 2, {words})"
 
 
-def test_where_no_group_counts_the_machine_does(machine: Machine) -> None:
-    machine.write(machine.proc / "self/cgroup", "0::/\n")  # the group of all has no counter
+def test_the_machine_s_counter(machine: Machine) -> None:
+    machine.write(machine.proc / "self/cgroup", "0::/\n")  # the root group has no counter
     machine.write(machine.proc / "vmstat", "pgfault 7\noom_kill 5\n")
     kills = machine.kills()
     machine.write(machine.proc / "vmstat", "pgfault 7\noom_kill 6\n")
     assert kills.reason(77, 1) == f"perhaps {KILLER} (the machine's oom_kill rose from 5 to 6)"
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "0::/gone\n", "4:memory:\n", "4:cpu:/x\n"])
-def test_without_counters_nothing_is_claimed(machine: Machine, text: str) -> None:
-    machine.write(machine.proc / "self/cgroup", text)
-    kills = machine.kills()
-    assert kills.reason(77, 1) == ""
+def test_no_counters(machine: Machine) -> None:
+    for text in ("", "nonsense", "0::/gone\n", "4:memory:\n", "4:cpu:/x\n"):
+        machine.write(machine.proc / "self/cgroup", text)
+        assert machine.kills().reason(77, 1) == ""
 
 
-def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_s_log(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
     monkeypatch.setattr(failure_module, "killed_for_memory", lambda: {77: 3 << 20})
@@ -125,32 +124,30 @@ def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPa
         assert not failure.settle()
 
 
-def test_the_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_kernel_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, here = tmp_path / "log", tmp_path / "here"
     log.write_bytes(b"6,0,1,-;noise\n" * 1000 + LOG)
     here.touch()
-    assert killed_for_memory(str(log), str(here)) is None, "the pids in it are others'"
+    assert killed_for_memory(str(log), str(here)) is None, "pids of another namespace"
     monkeypatch.setattr(failure_module, "_FIRST_NAMESPACE", here.stat().st_ino)
     assert killed_for_memory(str(log), str(here)) == {77: 3 << 20, 78: 1 << 20}
     assert killed_for_memory(str(tmp_path / "none"), str(here)) is None
 
 
-def test_a_bus_error_names_shared_memory_and_blames_it_only_if_it_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bus_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 64 << 20
     for free, blamed in ((1 << 20, True), (32 << 20, False)):
         space = os.statvfs_result((4096, 4096, size // 4096, free // 4096, free // 4096, 9, 9, 9, 0, 255))
         monkeypatch.setattr(os, "statvfs", lambda _, space=space: space)
-        said = bus_error("/dev/shm")
-        assert f"{free >> 20} MB of 64 MB free" in said
-        assert ("/dev/shm is nearly full" in said) == blamed
-        assert ("nothing behind it" in said) != blamed
+        text = bus_error("/dev/shm")
+        assert f"{free >> 20} MB of 64 MB free" in text
+        assert ("/dev/shm is nearly full" in text) == blamed
+        assert ("nothing behind it" in text) != blamed
     monkeypatch.undo()
     assert bus_error(str(tmp_path / "none")).endswith("truncated")
 
 
-def test_what_is_known_goes_behind_the_contract_s_words(tmp_path: Path) -> None:
+def test_explanations_follow_the_message(tmp_path: Path) -> None:
     failure = ProcessFailure(0, 77, -7, "")
     explain_signal(failure)
     assert failure.message == failure.reason == f"Signal 7 (SIGBUS) received by PID 77: {bus_error(SHARED_MEMORY)}"
@@ -165,7 +162,7 @@ def test_what_is_known_goes_behind_the_contract_s_words(tmp_path: Path) -> None:
     assert recorded.text == "ValueError: boom"
 
 
-def test_a_worker_that_ended_by_itself_mentions_others_that_were_killed(machine: Machine, tmp_path: Path) -> None:
+def test_another_process_was_killed(machine: Machine, tmp_path: Path) -> None:
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
     path = str(tmp_path / "e")
@@ -184,30 +181,22 @@ def test_a_worker_that_ended_by_itself_mentions_others_that_were_killed(machine:
         machine.first("/x", "x", kills=0)
 
 
-def test_a_child_that_the_kernel_s_log_names_is_said_to_be_one(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_was_killed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
     machine.first("/x", "x", kills=1)
     monkeypatch.setattr(failure_module, "killed_for_memory", lambda: {66: 3 << 20})
     where = "control group /x, limit 512 MB"
-    for said, expected in (
+    for output, expected in (
         (b"DataLoader worker (pid 66) is killed", f"a child of this rank (pid 66, it held 3 MB, {where})"),
         (b"DataLoader worker (pid 664) is killed", f"another process, most likely a child of a rank ({where})"),
     ):
-        failure = ProcessFailure(0, 77, 1, "", last_lines=said)
+        failure = ProcessFailure(0, 77, 1, "", last_lines=output)
         explain_signal(failure, kills, killed=0)
         failure.context += "\nrank 1 had ended with 0 before"
-        assert bool(failure.settle()) is (b"66)" in said)
+        assert bool(failure.settle()) is (b"66)" in output)
         assert failure.context.endswith(f"has killed {expected}\nrank 1 had ended with 0 before")
         assert not failure.settle()
-
-
-def test_another_rank_that_was_killed_is_no_child(machine: Machine) -> None:
-    machine.first("/x", "x", kills=0)
-    kills = machine.kills()
-    machine.first("/x", "x", kills=1)
     failure = ProcessFailure(0, 77, 1, "", last_lines=b"Connection closed by peer\n")
     explain_signal(failure, kills, killed=1)
     assert "has killed another rank (" in failure.context

@@ -29,7 +29,7 @@ WORDS = st.text(alphabet="abc: é", min_size=1, max_size=10).filter(str.strip)
 
 
 def _raised(depth: int, words: str, how: str) -> str:
-    """What Python prints for a chain of `depth` exceptions."""
+    """Python's traceback of a chain of `depth` exceptions."""
     try:
         if depth:
             try:
@@ -37,7 +37,7 @@ def _raised(depth: int, words: str, how: str) -> str:
             except KeyError as first:
                 if how == "cause":
                     raise ValueError(words) from first
-                raise ValueError(words)  # noqa: B904 - the chain by context is what is wanted
+                raise ValueError(words)  # noqa: B904 - a chain by context
         raise ValueError(words)
     except ValueError as error:
         return "".join(traceback.format_exception(error))
@@ -55,9 +55,7 @@ def _stderr_of(code: str) -> bytes:
     after=st.lists(WORDS),
     mark=st.sampled_from(["", "[rank0]: "]),
 )
-def test_a_traceback_is_found_among_other_lines(
-    depth: int, words: str, how: str, before: list[str], after: list[str], mark: str
-) -> None:
+def test_last_traceback(depth: int, words: str, how: str, before: list[str], after: list[str], mark: str) -> None:
     text = _raised(depth, words, how).rstrip("\n")
     shown = "\n".join(mark + line if line else line for line in text.split("\n"))
     stderr = "\n".join([*before, shown, "", "WARNING:root:late", *after, ""])
@@ -101,32 +99,22 @@ THREAD = "import threading\nt = threading.Thread(target=lambda: 1/0); t.start();
         "a group is whole",
     ],
 )
-def test_which_exception_counts(code: str, line: str, kept: str, left_out: str) -> None:
+def test_the_relevant_exception(code: str, line: str, kept: str, left_out: str) -> None:
     found = last_traceback(clean_lines(_stderr_of(code)))
     assert exception_line(found) == line
     assert kept in found
     assert left_out not in found
 
 
-def test_a_marked_message_goes_on_behind_a_blank_line() -> None:
-    stderr = b"[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: E: one\n\n[rank0]: two\nnoise\n"
-    assert last_traceback(clean_lines(stderr)) == "Traceback (most recent call last):\n  File\nE: one\n\ntwo"
-
-
-def test_colours_and_overwritten_text_are_left_out() -> None:
+def test_clean_lines() -> None:
     stderr = b"\n\x1b[1;31mred\x1b[0m\r\n 10%\r 20%\r\n\x1b]0;title\x07plain\n\n"
     assert clean_lines(stderr) == ["red", " 20%", "plain"]
     coloured = b"\x1b[35mTraceback (most recent call last):\x1b[0m\n  File\n\x1b[1mE\x1b[0m: x\n"
     assert last_traceback(clean_lines(coloured)) == "Traceback (most recent call last):\n  File\nE: x"
-
-
-def test_without_a_traceback_there_is_none() -> None:
-    assert last_traceback(clean_lines(b"just\nwords\n")) == ""
-    assert last_traceback(clean_lines(b"")) == ""
     assert last_lines([str(number) for number in range(100)]) == "\n".join(str(number) for number in range(70, 100))
 
 
-def test_a_traceback_whose_heading_is_lost_is_one_all_the_same() -> None:
+def test_a_traceback_without_its_heading() -> None:
     frame = '  File "x.py", line 1, in f\n    f()\n    ^^^\n'
     kept = f"rror, in g\n    g()\n{frame}{frame}RecursionError: too deep\n"
     found = last_traceback(clean_lines(kept.encode()))
@@ -150,7 +138,7 @@ ENDED = ["noise", "Traceback (most recent call last):", '  File "x.py", line 1, 
         ([], False),
     ],
 )
-def test_a_traceback_that_nothing_follows_was_not_caught(lines: list[str], is_last: bool) -> None:
+def test_is_last_traceback(lines: list[str], is_last: bool) -> None:
     assert is_last_traceback(lines) is is_last
 
 
@@ -188,7 +176,7 @@ BELONGS = [
         "[rank3]: words of another\n",
     ],
 )
-def test_an_exception_s_text_ends_where_something_else_begins(text: str, other: str) -> None:
+def test_the_end_of_an_exception_s_text(text: str, other: str) -> None:
     lines = clean_lines((HEAD + text + "\n\n" + other).encode())
     found = last_traceback(lines)
     assert found == "\n".join(line.rstrip() for line in (HEAD + text).split("\n"))
@@ -196,18 +184,40 @@ def test_an_exception_s_text_ends_where_something_else_begins(text: str, other: 
     assert is_traceback(found)
 
 
-def test_what_goes_on_and_on_behind_a_blank_line_is_cut() -> None:
+QUOTED = f"{HEAD}RuntimeError: the loader has failed:\n{HEAD}KeyError: 'image'\nsee its log"
+CAUGHT = f"{HEAD}KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal {HEAD}KeyError: 'label'"
+REASON = f"{HEAD}ValueError: the reason"
+NOISE = f"{HEAD}KeyError: 'noise'\n"
+IGNORED = f"{NOISE}Exception ignored in: <A>\n{NOISE}"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "found"),
+    [
+        ("just\nwords\n", ""),
+        ("", ""),
+        (QUOTED, QUOTED),
+        (CAUGHT, CAUGHT),
+        (f"{HEAD}RuntimeError: one\nERROR:root:again:\n{HEAD}KeyError: 'image'", f"{HEAD}KeyError: 'image'"),
+        (f"{REASON}\nTask exception was never retrieved\nfuture: <Task finished>\n{NOISE}", REASON),
+        (f"{REASON}\n[...]\n{IGNORED}", REASON),  # a cut heading counts less
+        (f"{REASON}\n[...]\nored in: <function A.__del__ at 0x7>\n{IGNORED}", REASON),
+        (
+            "[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: E: one\n\n[rank0]: two\nnoise\n",
+            "Traceback (most recent call last):\n  File\nE: one\n\ntwo",
+        ),
+    ],
+)
+def test_last_traceback_in_special_output(stderr: str, found: str) -> None:
+    assert last_traceback(clean_lines(stderr.encode())) == found
+
+
+def test_long_texts_are_cut() -> None:
     found = last_traceback(clean_lines((HEAD + "ValueError: x\n\n" + "words\n" * 9000).encode()))
     assert found.count("words") < 300
-
-
-def test_an_exception_whose_text_quotes_a_traceback_is_shown_with_it() -> None:
-    text = f"{HEAD}RuntimeError: the loader has failed:\n{HEAD}KeyError: 'image'\nsee its log"
-    found = last_traceback(clean_lines(text.encode()))
-    assert found == text
-    assert exception_line(found) == "KeyError: 'image'"
-    apart = f"{HEAD}RuntimeError: one\nERROR:root:again:\n{HEAD}KeyError: 'image'"
-    assert last_traceback(clean_lines(apart.encode())) == f"{HEAD}KeyError: 'image'"
+    assert exception_line(QUOTED) == "KeyError: 'image'"
+    cut = truncate(f"{HEAD}ValueError: {'x' * 1000}", 9999, "/logs/attempt_1")
+    assert exception_line(cut).startswith("ValueError: xxx")
 
 
 BOX = """\
@@ -236,38 +246,33 @@ ValueError: no labels"""
 @pytest.mark.parametrize(
     ("drawn", "file"), [(BOX, "/home/ann/train.py"), (LOGURU, "train.py"), (f"{HEAD}ValueError: no labels", "x.py")]
 )
-def test_a_traceback_is_found_however_it_is_drawn(drawn: str, file: str) -> None:
+def test_traceback_formats(drawn: str, file: str) -> None:
     found = next(tracebacks(clean_lines(f"words\n{drawn}\nWARNING:root:late\n".encode())))
     assert found.text == drawn
     assert exception_line(found.text) == "ValueError: no labels"
     assert (found.file, found.is_of_program) == (file, True)
 
 
-def test_a_traceback_in_a_line_of_json_is_unfolded() -> None:
+def test_unfold_json() -> None:
     entry = json.dumps({"level": "error", "exception": f"{HEAD}ValueError: x", "message": "failed"})
     assert last_traceback(unfold_json(["before", entry, "after"])) == f"{HEAD}ValueError: x\nafter"
     for other in ("{" + entry, "[1]", 'Traceback (most recent call last):\\n"'):
         assert unfold_json([other]) == [other]
 
 
-def test_what_was_said_last_is_neither_noise_nor_a_traceback() -> None:
-    said = "no checkpoint may be written:\n  the quota is used up"
+def test_last_words() -> None:
+    words = "no checkpoint may be written:\n  the quota is used up"
     ignored = f"Exception ignored in: <A>\n{HEAD}KeyError: 'noise'"
-    lines = clean_lines(f"{HEAD}ValueError: x\n{said}\n[W socket.cpp:464] late\n{ignored}\n".encode())
+    lines = clean_lines(f"{HEAD}ValueError: x\n{words}\n[W socket.cpp:464] late\n{ignored}\n".encode())
     found = [*tracebacks(lines)]
-    assert last_words(lines, found, found[-1].behind) == said
-    assert is_said_after(said, "\n".join(lines))
+    assert last_words(lines, found, found[-1].behind) == words
+    assert is_said_after(words, "\n".join(lines))
     assert not is_said_after("ValueError: x", f"{HEAD}ValueError: x\nsee")
     logged = ["2024-01-01 12:00:00 | ERROR    | the quota is used up", "2024-01-01 12:00:00 | INFO     | bye"]
     assert last_words(logged, [], 0) == logged[0]
 
 
-def test_a_line_that_was_cut_has_a_name_all_the_same() -> None:
-    found = truncate(f"{HEAD}ValueError: {'x' * 1000}", 9999, "/logs/attempt_1")
-    assert exception_line(found).startswith("ValueError: xxx")
-
-
-def test_a_group_ends_with_its_frame() -> None:
+def test_exception_groups() -> None:
     try:
         try:
             raise ValueError("one")
@@ -282,18 +287,6 @@ def test_a_group_ends_with_its_frame() -> None:
     assert last_words(lines, found, found[0].behind) == "the quota is used up"
 
 
-def test_a_traceback_whose_heading_is_cut_counts_less_than_a_whole_one() -> None:
-    kept = f"{HEAD}ValueError: the reason\n[...]\n"
-    for cut in ("", "ored in: <function A.__del__ at 0x7>\n"):
-        ignored = f"{cut}{HEAD}KeyError: 'noise'\nException ignored in: <A>\n{HEAD}KeyError: 'noise'\n"
-        assert last_traceback(clean_lines((kept + ignored).encode())) == f"{HEAD}ValueError: the reason"
-
-
-def test_what_asyncio_says_of_lost_tasks_is_no_part_of_a_text() -> None:
-    lost = f"Task exception was never retrieved\nfuture: <Task finished>\n{HEAD}KeyError: 'noise'\n"
-    assert last_traceback(clean_lines(f"{HEAD}ValueError: x\n{lost}".encode())) == f"{HEAD}ValueError: x"
-
-
 PLAIN = f"{HEAD}ValueError: x\n\ny"
 
 
@@ -301,7 +294,7 @@ PLAIN = f"{HEAD}ValueError: x\n\ny"
     "before",
     ["\r 50%|### | 1/2 [00:01<00:01,  1.0s/it]", "loading model ", "2024-01-01 12:00:00 ERROR ", "a? [rank0]: "],
 )
-def test_a_traceback_behind_an_unfinished_line_begins_its_own(before: str) -> None:
+def test_a_traceback_after_an_unfinished_line(before: str) -> None:
     mark = "[rank0]: " if before.endswith("[rank0]: ") else ""
     text = f"{before}{PLAIN}\nWARNING:root:late\n"
     if mark:
@@ -312,13 +305,8 @@ def test_a_traceback_behind_an_unfinished_line_begins_its_own(before: str) -> No
 
 
 @pytest.mark.parametrize("before", ["(trainer pid=7) ", "2024-01-01 12:00:00,123 | ERROR | ", "n1: "])
-def test_what_stands_before_each_line_of_a_traceback_is_left_out(before: str) -> None:
+def test_prefixes_of_lines_are_removed(before: str) -> None:
     text = "\n".join((before + line).rstrip() for line in ("failed", *PLAIN.split("\n")))
     lines = clean_lines(f"{text}\n2024-01-01 12:00:00,124 | INFO | late\n".encode())
     assert last_traceback(lines) == PLAIN
     assert (lines[0], lines[-1]) == (f"{before}failed", "2024-01-01 12:00:00,124 | INFO | late")
-
-
-def test_a_traceback_that_a_library_quotes_stays_in_its_text() -> None:
-    text = f"{HEAD}KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal {HEAD}KeyError: 'label'"
-    assert last_traceback(clean_lines(text.encode())) == text
