@@ -1,4 +1,4 @@
-"""What clusters say about a job in their variables, and the port that follows from it."""
+"""Jobs from the variables of clusters, and their ports."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rallypoint.clusters.findings import Cluster, DetectionRefusal, Machine, NoC
 from rallypoint.clusters.ports import _USED_BY_OTHERS, DEFAULT_RANGE, control_port
 from tests.effort import examples
 
-# What a step of Slurm says; the variables are those that Slurm 22.05 has set
 
-JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
-BATCH = {**JOB, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "2"}
-STEP = {
-    **BATCH,
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "n[2-3]",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "1",
-    "SLURMD_NODENAME": "n3",
-}
+def env(text: str) -> dict[str, str]:
+    """Variables as `env` prints them."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+# Slurm steps; variables from Slurm 22.05
+
+JOB = env("SLURM_JOB_ID=12 SLURM_JOB_NUM_NODES=3 SLURM_NNODES=3 SLURM_JOB_NODELIST=n[1-3]")
+BATCH = JOB | env("SLURM_NODEID=0 SLURM_PROCID=0 SLURMD_NODENAME=n1 SLURM_CPUS_ON_NODE=2")
+STEP = BATCH | env(
+    "SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=n[2-3] SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_NODEID=1 "
+    "SLURM_PROCID=1 SLURMD_NODENAME=n3"
+)
 MACHINE = Machine(hostname="n3", ephemeral="32768\t60999\n")
 
 
@@ -50,25 +50,22 @@ def test_a_step() -> None:
     assert of_slurm(SLURM_NODEID="0", SLURMD_NODENAME=None).hosts_here
 
 
-def test_a_step_of_a_heterogeneous_job_names_the_hosts_of_all_its_components() -> None:
+def test_a_step_of_a_heterogeneous_job() -> None:
     together = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "n1", "SLURM_STEP_NODELIST": "n[1-3]"}
     cluster = of_slurm(**together, SLURM_STEP_NUM_NODES="3", SLURM_STEP_TASKS_PER_NODE="1(x3)")
     assert (cluster.nodes, cluster.host) == (3, "n1")
 
 
-def test_restarts_and_steps_are_jobs_of_their_own() -> None:
+def test_restarts_and_steps_are_separate_jobs() -> None:
     beside = [of_slurm(), of_slurm(SLURM_RESTART_COUNT="1"), of_slurm(SLURM_STEP_ID="1"), of_slurm(SLURM_JOB_ID="13")]
-    assert [each.job_id for each in beside] == ["slurm-12.0.0", "slurm-12.0.1", "slurm-12.1.0", "slurm-13.0.0"]
-    assert len({each.port for each in beside}) == 4
+    assert [cluster.job_id for cluster in beside] == ["slurm-12.0.0", "slurm-12.0.1", "slurm-12.1.0", "slurm-13.0.0"]
+    assert len({cluster.port for cluster in beside}) == 4
 
 
-def test_what_the_task_may_use() -> None:
+def test_resources_of_a_step() -> None:
     assert of_slurm(SLURM_CPUS_PER_TASK="8").cpus == 8
     assert of_slurm(SLURM_CPUS_ON_NODE=None).cpus is None
     assert of_slurm(SLURM_GPUS_ON_NODE="4").gpus == 4
-
-
-def test_a_kernel_without_ports_of_its_own_is_remarked_on() -> None:
     finding = find("slurm", STEP, Machine(ephemeral="1024\t65535\n"))
     assert isinstance(finding, Cluster)
     assert "ip_local_port_range=1024\t65535" in finding.remark
@@ -81,7 +78,7 @@ def test_several_tasks_on_a_node(tasks: str, most: int) -> None:
     assert "srun --ntasks-per-node=1" in sentence
 
 
-def test_a_batch_script_a_shell_and_one_by_ssh() -> None:
+def test_processes_outside_a_step() -> None:
     for environ in (BATCH, JOB, {**STEP, "SLURM_STEP_ID": "4294967290"}, {**STEP, "SLURM_STEP_ID": "4294967291"}):
         finding = find("slurm", environ, MACHINE)
         assert isinstance(finding, DetectionRefusal)
@@ -101,30 +98,17 @@ def test_a_step_without_hosts(name: str) -> None:
         assert f"are unknown: {name} is not set" in refused_by_slurm(**array, **{name: None})
 
 
-def test_what_contradicts_itself() -> None:
+def test_contradictions() -> None:
     assert "lists 3 hosts, SLURM_STEP_NUM_NODES=2" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-3]")
     assert "are inconsistent" in refused_by_slurm(SLURM_NODEID="2")
     assert "are inconsistent" in refused_by_slurm(SLURM_STEP_NODELIST="n;rm,n2")
     assert "is not a valid list of hosts: a bracket is not closed" in refused_by_slurm(SLURM_STEP_NODELIST="n[1-2")
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_NODEID"])
-@pytest.mark.parametrize("text", ["x", "-1", "1.5", "99999999999", "\u0661", "1\x1b[31m"])
-def test_what_is_no_number_is_named(name: str, text: str) -> None:
-    with pytest.raises(UsageError, match=name) as caught:
-        find("slurm", {**STEP, name: text}, MACHINE)
-    assert str(caught.value).isprintable()
+# MPI launchers; variables from Open MPI 4.1 and Hydra 4.0
 
-
-# What MPI launchers say; variables are those of Open MPI 4.1 and Hydra 4.0
-
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    "PMIX_NAMESPACE": "593362945",
-}
-HYDRA = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}
+OPEN_MPI = env("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=1 PMIX_NAMESPACE=593362945")
+HYDRA = env("PMI_SIZE=2 PMI_RANK=0 MPI_LOCALNRANKS=1")
 
 
 def of_mpi(environ: dict[str, str]) -> Cluster:
@@ -133,40 +117,33 @@ def of_mpi(environ: dict[str, str]) -> Cluster:
     return finding
 
 
-def test_each_family() -> None:
+def test_mpi() -> None:
     first, second = of_mpi(OPEN_MPI), of_mpi(HYDRA)
     assert (first.nodes, first.index, first.host, first.job_id) == (2, 1, "", "mpi-593362945")
     assert (second.nodes, second.index, second.host, second.job_id) == (2, 0, "", "")
     assert first.port != of_mpi({**OPEN_MPI, "PMIX_NAMESPACE": "593362946"}).port
     assert "--rdzv-backend=c10d --rdzv-endpoint=HOST:29400" in first.wanted["rdzv_endpoint"]
-
-
-def test_a_single_rank_meets_itself() -> None:
-    finding = find(
-        "mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, Machine(hostname="n1")
-    )
+    single = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+    finding = find("mpi", single, Machine(hostname="n1"))
     assert isinstance(finding, Cluster)
     assert (finding.nodes, finding.host, finding.hosts_here) == (1, "n1", True)
     assert finding.port > 0
+    several = find("mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Machine())
+    assert isinstance(several, DetectionRefusal)
+    assert "2 ranks on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in several.sentence
+    assert "mpirun --map-by ppr:1:node --bind-to none rallyrun --nproc-per-node=2" in several.sentence
 
 
-def test_several_ranks_on_a_host() -> None:
-    finding = find("mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Machine())
-    assert isinstance(finding, DetectionRefusal)
-    assert "2 ranks on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in finding.sentence
-    assert "mpirun --map-by ppr:1:node --bind-to none rallyrun --nproc-per-node=2" in finding.sentence
-
-
-def test_what_no_launcher_has_set() -> None:
+def test_no_mpi_launcher() -> None:
     assert isinstance(find("mpi", {}, Machine()), NoCluster)
-    assert isinstance(find("mpi", {"PMI_SIZE": "2", "PMI_RANK": "0"}, Machine()), NoCluster)  # as by srun --mpi=pmi2
+    assert isinstance(find("mpi", {"PMI_SIZE": "2", "PMI_RANK": "0"}, Machine()), NoCluster)  # srun --mpi=pmi2
     contradiction = find("mpi", {**HYDRA, "PMI_RANK": "2"}, Machine())
     assert isinstance(contradiction, DetectionRefusal)
     with pytest.raises(UsageError, match="PMI_SIZE='many'"):
         find("mpi", {**HYDRA, "PMI_SIZE": "many"}, Machine())
 
 
-# What a pod of an Indexed Job says
+# Pods of an Indexed Job
 
 KUBELET = """# Kubernetes-managed hosts file.
 127.0.0.1\tlocalhost
@@ -174,7 +151,7 @@ KUBELET = """# Kubernetes-managed hosts file.
 10.244.1.5\ttrain-1.workers.research.svc.cluster.local\ttrain-1
 """
 POD = Machine(hostname="train-1", hosts_file=KUBELET, cpu_quota="250000 100000\n")
-INDEXED = {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "4"}
+INDEXED = env("JOB_COMPLETION_INDEX=1 JOB_COMPLETIONS=4")
 
 
 def of_k8s(environ: dict[str, str], machine: Machine = POD) -> Cluster:
@@ -188,9 +165,12 @@ def test_a_pod_with_a_headless_service() -> None:
     assert (cluster.title, cluster.nodes, cluster.index) == ("Kubernetes Job train", 4, 1)
     assert (cluster.host, cluster.port) == ("train-0.workers.research.svc.cluster.local", 29400)
     assert (cluster.job_id, cluster.cpus, cluster.hosts_here) == ("k8s-train", 3, False)
+    hosts = "10.244.1.9\ttune-workers-0-2.tune.default.svc.cluster.local\ttune-workers-0-2\n"
+    of_set = of_k8s({**INDEXED, "JOB_COMPLETION_INDEX": "2"}, Machine(hostname="tune-workers-0-2", hosts_file=hosts))
+    assert of_set.host == "tune-workers-0-0.tune.default.svc.cluster.local"
 
 
-def test_the_service_may_be_named() -> None:
+def test_a_named_service() -> None:
     assert of_k8s({**INDEXED, "RALLYPOINT_SERVICE": "other"}).host == "train-0.other"
     without = of_k8s(INDEXED, Machine(hostname="train-1", hosts_file="10.244.1.5\ttrain-1\n"))
     assert without.host == ""
@@ -200,7 +180,7 @@ def test_the_service_may_be_named() -> None:
     assert bad.wanted["rdzv_endpoint"].isprintable()
 
 
-def test_what_the_pod_does_not_know() -> None:
+def test_missing_variables_of_a_pod() -> None:
     cluster = of_k8s({"JOB_COMPLETION_INDEX": "1"})
     assert cluster.nodes is None
     assert "set JOB_COMPLETIONS" in cluster.wanted["nnodes"]
@@ -209,13 +189,7 @@ def test_what_the_pod_does_not_know() -> None:
     assert "'gpu17' is not <job>-1" in renamed.wanted["rdzv_endpoint"]
 
 
-def test_a_pod_of_a_job_set() -> None:
-    hosts = "10.244.1.9\ttune-workers-0-2.tune.default.svc.cluster.local\ttune-workers-0-2\n"
-    cluster = of_k8s({**INDEXED, "JOB_COMPLETION_INDEX": "2"}, Machine(hostname="tune-workers-0-2", hosts_file=hosts))
-    assert cluster.host == "tune-workers-0-0.tune.default.svc.cluster.local"
-
-
-def test_what_is_no_indexed_job() -> None:
+def test_other_kubernetes_jobs() -> None:
     assert isinstance(find("k8s", {"JOB_COMPLETIONS": "4"}, POD), NoCluster)
     beyond = find("k8s", {**INDEXED, "JOB_COMPLETIONS": "1"}, POD)
     assert isinstance(beyond, DetectionRefusal)
@@ -226,18 +200,18 @@ def test_what_is_no_indexed_job() -> None:
 @pytest.mark.parametrize(
     ("quota", "cpus"), [("max 100000\n", None), ("50000 100000\n", 1), ("0 0", None), ("", None), ("400000 100000", 4)]
 )
-def test_processors_by_quota(quota: str, cpus: int | None) -> None:
+def test_cpu_quota(quota: str, cpus: int | None) -> None:
     assert of_k8s(INDEXED, Machine(hostname="train-1", hosts_file=KUBELET, cpu_quota=quota)).cpus == cpus
 
 
-# The port of a job: outside of the kernel's range, of others' ports, and of those of jobs that run beside it
+# The port of a job
 
 RANGES = ("32768 60999", "32768\t60999\n", "15000 61000", "10000 65000", "1024 20000", "9000 65500", "20000 60999")
 
 
 @settings(max_examples=examples(300))
 @given(st.integers(0, 2**32), st.integers(0, 500), st.integers(0, 50), st.sampled_from(RANGES))
-def test_it_is_where_nobody_else_is(job: int, step: int, restart: int, ephemeral: str) -> None:
+def test_control_port(job: int, step: int, restart: int, ephemeral: str) -> None:
     port, is_outside = control_port(job, step, restart, ephemeral)
     low, high = map(int, ephemeral.split())
     assert is_outside
@@ -247,16 +221,16 @@ def test_it_is_where_nobody_else_is(job: int, step: int, restart: int, ephemeral
 
 
 @pytest.mark.parametrize("ephemeral", ["1024 65535", "5000 65535"])
-def test_a_kernel_that_takes_all_ports_is_said(ephemeral: str) -> None:
+def test_control_port_if_the_kernel_uses_all_ports(ephemeral: str) -> None:
     port, is_outside = control_port(12, 0, 0, ephemeral)
     assert (10000 <= port <= 32767, is_outside) == (True, False)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 2 3", "60999 32768", "1 99999", "-1 5", "\u0661 \u0662"])
-def test_what_is_no_range_is_the_kernels_own(text: str) -> None:
+def test_control_port_with_an_invalid_range(text: str) -> None:
     assert control_port(12, ephemeral=text) == control_port(12, ephemeral=DEFAULT_RANGE)
 
 
-def test_jobs_and_steps_and_restarts_beside_one_another_have_ports_of_their_own() -> None:
+def test_jobs_steps_and_restarts_have_different_ports() -> None:
     beside = [(1000 + job, step, restart) for job in range(50) for step in range(8) for restart in range(3)]
     assert len({control_port(*numbers)[0] for numbers in beside}) == len(beside)

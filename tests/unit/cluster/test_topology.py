@@ -1,9 +1,7 @@
-"""The domain of a node: by NVML, with a stand-in for the library only, and by Slurm's variables."""
+"""The domain of a node, from NVML (a stand-in) and Slurm."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from rallypoint.base.errors import UsageError
 from rallypoint.base.nvml import nvml_fabrics
 from rallypoint.clusters.topology import check_topology, find_domain, slurm_domain
+from tests.nvml import compiled, needs_compiler
 
 BLOCK = {"SLURM_TOPOLOGY_ADDR": "block-3.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}
 
@@ -30,21 +29,17 @@ BLOCK = {"SLURM_TOPOLOGY_ADDR": "block-3.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": 
         ("a\nb.node7", "block.node", ""),
     ],
 )
-def test_the_lowest_that_slurm_names(address: str, pattern: str, name: str) -> None:
+def test_slurm_domain(address: str, pattern: str, name: str) -> None:
     assert slurm_domain(address, pattern) == name
 
 
-def test_a_name_is_one_that_others_can_be_told() -> None:
+def test_check_topology() -> None:
     check_topology("rack 7", 2, 4)
     for name in ("a\tb", 256 * "x", 128 * "é", " rack"):
         with pytest.raises(UsageError, match="is not a valid name; use at most 255"):
             check_topology(name, 1, 1)
     with pytest.raises(UsageError, match="--segment=2 does not divide the minimum of --nnodes"):
         check_topology("", 2, 3)
-
-
-def test_nobody_says(tmp_path: Path) -> None:
-    assert find_domain({}, str(tmp_path / "none.so")) is None
 
 
 _LIBRARY = """
@@ -66,7 +61,7 @@ _GIVEN = {"CLUSTER": "0xab", "STATUS": "0", "STATE": "3", "CLIQUE": "32766"}
 _NAME = "abababab-abab-abab-abab-abababababab.32766"
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
+@needs_compiler
 @pytest.mark.parametrize(
     ("given", "fabrics", "domain"),
     [
@@ -79,12 +74,8 @@ _NAME = "abababab-abab-abab-abab-abababababab.32766"
     ],
 )
 @pytest.mark.process
-def test_the_management_library(
-    tmp_path: Path, given: dict[str, str], fabrics: list[str], domain: tuple[str, str]
-) -> None:
-    library = tmp_path / "libnvidia-ml.so.1"
-    defined = [f"-D{name}={value}" for name, value in (_GIVEN | given).items()]
-    command = ["cc", "-shared", "-fPIC", *defined, "-x", "c", "-", "-o", str(library)]
-    subprocess.run(command, input=_LIBRARY, text=True, check=True)
-    assert nvml_fabrics(str(library)) == fabrics
-    assert find_domain(BLOCK, str(library)) == domain
+def test_find_domain(tmp_path: Path, given: dict[str, str], fabrics: list[str], domain: tuple[str, str]) -> None:
+    library = compiled(tmp_path, _LIBRARY, *(f"-D{name}={value}" for name, value in (_GIVEN | given).items()))
+    assert nvml_fabrics(library) == fabrics
+    assert find_domain(BLOCK, library) == domain
+    assert find_domain({}, str(tmp_path / "none.so")) is None

@@ -1,4 +1,4 @@
-"""Hosts and variables as users write them, what reaches a host, and which exit code comes back."""
+"""Hosts and variables as users write them, messages to hosts, and exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ fd00::2 slots=5
 """
 
 
-def test_each_form_of_a_line_in_a_host_file() -> None:
+def test_parse_hostfile() -> None:
     assert parse_hostfile(FILE, "hosts") == [
         Host("worker-0", 8),
         Host("worker-1", 4),
@@ -42,24 +42,17 @@ def test_each_form_of_a_line_in_a_host_file() -> None:
     ]
 
 
-def test_a_list_of_hosts() -> None:
+def test_parse_hosts() -> None:
     assert parse_hosts("a, b:8,u.v@c,[fd00::1]:2,[fd00::2],fd00::3") == [
-        Host("a"),
-        Host("b", 8),
-        Host("c", user="u.v"),
-        Host("fd00::1", 2),
-        Host("fd00::2"),
-        Host("fd00::3"),
+        *(Host("a"), Host("b", 8), Host("c", user="u.v"), Host("fd00::1", 2), Host("fd00::2"), Host("fd00::3"))
     ]
-
-
-def test_hosts_in_brackets() -> None:
     assert parse_hosts("n[08-10,3]:2,me@m[1-2],[fd00::1]") == [
         *(Host(name, 2) for name in ("n08", "n09", "n10", "n3")),
         *(Host(name, user="me") for name in ("m1", "m2")),
         Host("fd00::1"),
     ]
     assert parse_hostfile(b"n[1-2] slots=4\n", "hosts") == [Host("n1", 4), Host("n2", 4)]
+    assert list(labels(parse_hosts("a,u@a,u@b"))) == ["a", "u@a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +82,7 @@ def test_hosts_in_brackets() -> None:
         ("a\x1b[2J", "is not a valid list of hosts"),
     ],
 )
-def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
+def test_invalid_hosts(text: str, words: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_hosts(text)
     assert words in str(error.value)
@@ -113,28 +106,24 @@ def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
         (b"".join(b"h%d\n" % number for number in range(MOST_HOSTS + 1)), "more than 16384 hosts"),
     ],
 )
-def test_what_is_no_host_file(data: bytes, words: str) -> None:
+def test_invalid_hostfiles(data: bytes, words: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_hostfile(data, "hosts")
     assert words in str(error.value)
 
 
 @given(st.lists(st.tuples(st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), st.integers(1, 1024)), min_size=1))
-def test_a_file_and_a_list_mean_the_same(pairs: list[tuple[str, int]]) -> None:
+def test_files_and_lists_are_equivalent(pairs: list[tuple[str, int]]) -> None:
     pairs = list(dict(pairs).items())
     listed = parse_hosts(",".join(f"{name}:{slots}" for name, slots in pairs))
     assert listed == parse_hostfile("".join(f"{name} slots={slots}\n" for name, slots in pairs).encode(), "hosts")
     assert [host.slots for host in listed] == [slots for _, slots in pairs]
 
 
-def test_hosts_of_one_name_are_told_apart() -> None:
-    assert list(labels(parse_hosts("a,u@a,u@b"))) == ["a", "u@a", "b"]
-
-
 HERE = {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5", "PATH": "/bin", "NAME": "a=b"}
 
 
-def test_variables_that_are_named() -> None:
+def test_named_variables() -> None:
     assert named_variables(["NAME", "NEW=x=y", "EMPTY=", "NCCL_*"], HERE) == {
         "NAME": "a=b",
         "NEW": "x=y",
@@ -157,34 +146,23 @@ def test_variables_that_are_named() -> None:
         ("Ä=x", "is not a valid variable name"),
     ],
 )
-def test_what_names_no_variable(word: str, words: str) -> None:
+def test_invalid_variables(word: str, words: str) -> None:
     with pytest.raises(UsageError) as error:
         named_variables([word], HERE)
     assert words in str(error.value)
 
 
-def test_a_file_of_variables() -> None:
+def test_file_variables() -> None:
     data = b'# comment\n\nA=1\r\n B =two words # kept\nNAME\nMISSING\nQ="quoted"\nRAW=\xff\n'
-    assert file_variables(data, "env", HERE) == {
-        "A": "1",
-        "B": "two words # kept",
-        "NAME": "a=b",
-        "Q": '"quoted"',
-        "RAW": "\udcff",
-    }
-
-
-def test_a_file_that_is_none() -> None:
+    expected = {"A": "1", "B": "two words # kept", "NAME": "a=b", "Q": '"quoted"', "RAW": "\udcff"}
+    assert file_variables(data, "env", HERE) == expected
     with pytest.raises(UsageError, match="env, line 2: 'export A' is not a valid variable name; write NAME=VALUE"):
         file_variables(b"A=1\nexport A=1\n", "env", HERE)
-
-
-def test_a_nul_byte_in_a_file() -> None:
     with pytest.raises(UsageError, match="env, line 1: a variable cannot contain a NUL byte"):
         file_variables(b"A=1\0\n", "env", HERE)
 
 
-def test_each_node_is_told_how_the_nodes_meet() -> None:
+def test_node_variables() -> None:
     hosts = parse_hosts("a,b:4")
     common = {
         "PET_NNODES": "2",
@@ -197,8 +175,8 @@ def test_each_node_is_told_how_the_nodes_meet() -> None:
     assert second == {**common, "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
 
 
-def test_any_bytes_cross() -> None:
-    """Arguments, paths and variables are bytes to the kernel."""
+def test_messages_with_any_bytes() -> None:
+    """Arguments, paths and variables are bytes for the kernel."""
     text = bytes(range(1, 256)).decode("utf-8", "surrogateescape")
     sent = Prepare([portable(text)], portable("/ä"), {portable("N"): portable(text)}, 30, 60, "n")
     line = encode(sent)
@@ -224,7 +202,7 @@ def test_any_bytes_cross() -> None:
         b'{"type":"Start"}',
     ],
 )
-def test_what_is_no_answer(line: bytes) -> None:
+def test_invalid_answers(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_answer(line)
 
@@ -232,20 +210,11 @@ def test_what_is_no_answer(line: bytes) -> None:
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([0, 0], 0),
-        ([0, 3, 1], 3),
-        ([1, 0], 1),
-        ([-9, 0], 0),
-        ([None, 0], 0),
-        ([None, 1], 1),
-        ([-9, 143, 1], 143),
-        ([-9, None], 137),
-        ([-15], 143),
-        ([None, None], 1),
-        ([255], 255),
+        *(([0, 0], 0), ([0, 3, 1], 3), ([1, 0], 1), ([-9, 0], 0), ([None, 0], 0), ([None, 1], 1)),
+        *(([-9, 143, 1], 143), ([-9, None], 137), ([-15], 143), ([None, None], 1), ([255], 255)),
     ],
 )
-def test_the_exit_code_of_a_launch(codes: list[int | None], expected: int) -> None:
+def test_exit_codes(codes: list[int | None], expected: int) -> None:
     ends = [HostExit(f"n{number}", code) for number, code in enumerate(codes)]
     assert exit_code(ends) == expected
     assert missing(ends) == [end.host for end in ends if end.code is None or end.code < 0]

@@ -1,4 +1,4 @@
-"""A launch: a console that nothing reads for a while (a pager, ^S) costs neither output nor the exit code; signals."""
+"""Launches: a console that is not read for a while (a pager, ^S), and signals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ with open(2, "w", closefd=False) as err:
     for number in range(400000):
         print(number, file=err)
 """
-"""An ssh that ends its output before its errors, of which there are more than all queues hold."""
+"""An ssh that ends its output before its errors, which exceed all queues."""
 
 LAUNCH = """
 import sys
@@ -58,14 +59,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.process
-def test_a_supervisor_hands_on_what_the_command_has_written_and_how_it_ended() -> None:
+def test_a_supervisor_without_a_reader() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        # More than a pipe holds, and less than would keep the command itself from ending.
+        # More than a pipe holds, but the command can end.
         job = Prepare(["seq", "30000"], "/", {}, 60.0, 1.0, "nonce")
         process.stdin.write(encode(job) + b"\n" + encode(Start()) + b"\n")
         process.stdin.flush()
@@ -79,7 +80,7 @@ def test_a_supervisor_hands_on_what_the_command_has_written_and_how_it_ended() -
 
 
 def launched(folder: Path, ssh: str) -> subprocess.Popen[bytes]:
-    """`rallyctl launch` by another ssh."""
+    """Run `rallyctl launch` with another ssh."""
     (folder / "ssh").write_text(ssh)
     (folder / "ssh").chmod(0o755)
     environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
@@ -88,8 +89,8 @@ def launched(folder: Path, ssh: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.process
-def test_an_ssh_whose_errors_another_process_holds_open_is_not_waited_for(tmp_path: Path) -> None:
-    """As the master of a shared connection does."""
+def test_another_process_holds_ssh_s_stderr(tmp_path: Path) -> None:
+    """Like the master of a shared connection."""
     held = f"sleep 100 >/dev/null & echo $! >{tmp_path}/holder; while [ $1 != -- ]; do shift; done; shift 2; exec sh -c"
     with launched(tmp_path, f'#!/bin/sh\n{held} "$*"\n') as process:
         out, _ = process.communicate(timeout=30)
@@ -99,7 +100,7 @@ def test_an_ssh_whose_errors_another_process_holds_open_is_not_waited_for(tmp_pa
 
 
 @pytest.mark.process
-def test_errors_are_shown_to_their_end(tmp_path: Path) -> None:
+def test_all_errors_are_shown(tmp_path: Path) -> None:
     with launched(tmp_path, SSH.format(python=sys.executable)) as process:
         assert process.stdout is not None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -109,28 +110,29 @@ def test_errors_are_shown_to_their_end(tmp_path: Path) -> None:
     assert lines == [f"n1: {number}" for number in range(400000)]
 
 
-# Signals that arrive while a launch is prepared
+# Signals while a launch is prepared
 
 
-@pytest.mark.parametrize("last", [True, False], ids=["with the end of the preparation", "before it"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_a_signal_before_the_start_ends_the_launch(number: signal.Signals, last: bool) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "is_last", "error"),
+    [
+        ([signal.SIGINT], True, KeyboardInterrupt),
+        ([signal.SIGINT], False, KeyboardInterrupt),
+        ([signal.SIGTERM], True, SignalException),
+        ([signal.SIGTERM], False, SignalException),
+        ([], True, None),
+    ],
+)
+def test_signals_before_the_start(
+    numbers: list[signal.Signals], is_last: bool, error: type[BaseException] | None
+) -> None:
     launch = _Launch(LaunchPlan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
 
     async def prepared() -> None:
-        launch._on_signal(signal.SIGUSR1)  # for the workers, of which there are none yet
-        launch._on_signal(number)
-        if not last:
+        for number in (signal.SIGUSR1, *numbers):  # SIGUSR1 is for the workers, which are not started
+            launch._on_signal(number)
+        if not is_last:
             await asyncio.Event().wait()
 
-    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SignalException):
+    with pytest.raises(error) if error else nullcontext():
         asyncio.run(launch._until_signalled(prepared()))
-
-
-def test_other_signals_do_not_end_it() -> None:
-    launch = _Launch(LaunchPlan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
-
-    async def prepared() -> None:
-        launch._on_signal(signal.SIGUSR1)
-
-    asyncio.run(launch._until_signalled(prepared()))

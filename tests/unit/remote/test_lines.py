@@ -1,4 +1,4 @@
-"""Output of a host as whole lines with its name in front."""
+"""Output of a host as complete lines with its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.binary(), st.lists(st.integers(0, 1000), max_size=8))
-def test_each_line_once_however_it_comes(data: bytes, cuts: list[int]) -> None:
+def test_lines_in_any_pieces(data: bytes, cuts: list[int]) -> None:
     shown, last = _shown(_pieces(data, cuts))
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     assert shown == b"".join(b"a: " + line + b"\n" for line in lines)
@@ -33,13 +33,13 @@ def test_each_line_once_however_it_comes(data: bytes, cuts: list[int]) -> None:
 
 
 @given(st.binary().filter(lambda data: b"\0" not in data), st.lists(st.integers(0, 1000), max_size=8))
-def test_what_stands_behind_the_mark_is_no_line(data: bytes, cuts: list[int]) -> None:
+def test_the_message_after_the_mark(data: bytes, cuts: list[int]) -> None:
     shown, last = _shown(_pieces(data + MARK + b'{"code":1}', cuts), MARK)
     assert last == b'{"code":1}'
     assert shown == _shown([data])[0]
 
 
-def test_a_long_line_is_cut_and_the_mark_behind_it_found() -> None:
+def test_the_mark_after_a_long_line() -> None:
     for size in (LONGEST - 1, LONGEST, LONGEST + len(MARK) - 1, LONGEST + len(MARK), 3 * LONGEST):
         data = b"x" * size
         shown, last = _shown(_pieces(data + MARK + b"{}", list(range(0, size + 100, 1000))), MARK)
@@ -48,22 +48,22 @@ def test_a_long_line_is_cut_and_the_mark_behind_it_found() -> None:
         assert max(map(len, shown.split(b"\n"))) <= LONGEST + len(b"a: ") + len(MARK)
 
 
-def test_a_last_message_without_end_is_noticed() -> None:
-    """The size of what came before it does not count."""
+def test_the_size_of_the_last_message() -> None:
+
     lines = PrefixedLines(b"a: ", MARK)
     lines.feed(b"x\n" * LONGEST + b"y" * 1000 + MARK + b"12345")
     assert lines.last_size == 5
     assert PrefixedLines(b"a: ").last_size == 0
 
 
-def test_a_line_without_end_is_not_kept() -> None:
+def test_an_endless_line() -> None:
     lines = PrefixedLines(b"a: ", MARK)
     for _ in range(100):
         lines.feed(b"x" * LONGEST)
         assert len(lines.finish()[0]) <= LONGEST + 100
 
 
-def test_a_progress_bar_is_shown_before_it_ends() -> None:
+def test_a_progress_bar() -> None:
     lines = PrefixedLines(b"a: ")
     assert lines.feed(b"10%\r20%\r30") == b""
     before = lines.has_progress_bar

@@ -1,4 +1,4 @@
-"""The local command for each host, and the meaning of its failures."""
+"""The ssh command of a host, and its failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rallypoint.clusters.remote.ssh import SshOptions, ssh_command, why_unreacha
 OPTIONS = SshOptions(("-i", "key", "-o", "BatchMode=no"), "/opt/my venv/bin/python", 10, 30)
 
 
-def test_the_users_options_come_first() -> None:
+def test_the_user_s_options_come_first() -> None:
     command = ssh_command(Host("node1", user="me"), OPTIONS)
     assert command[:5] == ["ssh", "-i", "key", "-o", "BatchMode=no"]
     assert command.index("BatchMode=no") < command.index("BatchMode=yes")
@@ -23,7 +23,7 @@ def test_the_users_options_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "words"),
+    ("code", "stderr", "words"),
     [
         (255, "ssh: Could not resolve hostname n: Name or service not known", "its name is not known here"),
         (255, "ssh: connect to host n port 22: Connection refused", "no ssh server listens there"),
@@ -43,7 +43,7 @@ def test_the_users_options_come_first() -> None:
         (255, "\x1b[31mred\n", "cannot be reached (?[31mred)"),
     ],
 )
-def test_why_a_host_cannot_be_used(code: int | None, said: str, words: str) -> None:
-    text = why_unreachable(Host("n", user="me"), SshOptions((), "py", 10, 30), code, said.encode())
+def test_why_unreachable(code: int | None, stderr: str, words: str) -> None:
+    text = why_unreachable(Host("n", user="me"), SshOptions((), "py", 10, 30), code, stderr.encode())
     assert words in text
     assert text.isprintable()
