@@ -1,4 +1,4 @@
-"""Checks that hang, break or die, in this process and in their own, which imports this file."""
+"""Checks that hang, fail or die, in this process and in a child, which imports this file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _broken(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def _killed(_inputs: CheckInputs) -> Iterator[CheckResult]:
-    os.write(1, b'[0, [["a", "PA')  # it is ended in the middle of an answer
+    os.write(1, b'[0, [["a", "PA')  # in the middle of an answer
     os._exit(9)
 
 
@@ -30,7 +30,7 @@ def _found(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def hanging(may_hang: bool) -> tuple[Check, ...]:
-    """Three, of which the first hangs and the last is broken."""
+    """Three checks: the first hangs, the last fails."""
     return (
         Check(("a", "b"), _stuck, SILENCE, may_hang),
         Check(("c",), _found, SILENCE, may_hang),

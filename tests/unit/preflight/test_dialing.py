@@ -1,4 +1,4 @@
-"""Dialing: look-ups, connections to any listener, and the nodes of a round."""
+"""Look-ups and connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCOPE = "job/coordinator/0"
 TIMEOUT = 120.0
 
 
-def test_attempts_end_as_the_kernel_says() -> None:
+def test_attempt_all() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", DialOutcome.ACCEPTED)]
@@ -33,11 +33,11 @@ def test_attempts_end_as_the_kernel_says() -> None:
     assert attempt_all([]) == []
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         where = ("127.0.0.1", full.getsockname()[1])
-        with socket.create_connection(where):  # nobody accepts it, and there is no place for a second one
+        with socket.create_connection(where):  # fills the backlog
             assert attempt_all([where], 0.2) == [Attempt("127.0.0.1", DialOutcome.SILENT)]
 
 
-def test_a_look_up_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_up_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
 
     def hang(host: str) -> list[str]:
@@ -57,7 +57,7 @@ def node(rank: int, scope: str = SCOPE) -> MeshNode:
 
 @contextmanager
 def answering(who: MeshNode) -> Iterator[int]:
-    """A listener of this node, served by a thread; gives its port."""
+    """Serve a listener of this node on a thread; yield its port."""
     listener = MeshListener("127.0.0.1", only_here=True)
     thread = threading.Thread(target=listener.serve, args=(who,))
     thread.start()
@@ -70,7 +70,7 @@ def answering(who: MeshNode) -> Iterator[int]:
 
 @contextmanager
 def listening(serve: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Something else that listens, and does this with the one who comes."""
+    """Serve another listener with `serve`; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def run() -> None:
@@ -85,22 +85,22 @@ def listening(serve: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 def dial(port: int, expected: MeshNode, timeout: float = TIMEOUT, address: str = "127.0.0.1") -> str:
-    """Why node 0 has not reached this one; empty if it has."""
+    """Why node 0 cannot reach this node; empty if it can."""
     found = dial_all([Target(expected, address, port)], node(0), timeout)
     return found.get(expected.group_rank, "")
 
 
-def test_a_node_is_reached_and_no_other_is_mistaken_for_it() -> None:
+def test_dial_a_node() -> None:
     with answering(node(1)) as port:
         assert dial(port, node(1)) == ""
         assert dial(port, node(1), address="localhost") == ""
         assert dial(port, node(2)) == "n1 (group rank 1) answers there: two nodes have this address"
         assert dial(port, node(1, "job/another/0")) == "an agent of another job answers there, on n1"
         with socket.create_connection(("127.0.0.1", port), TIMEOUT):
-            assert dial(port, node(1)) == "", "who says nothing keeps nobody waiting"
+            assert dial(port, node(1)) == "", "a silent client blocks nobody"
 
 
-def test_what_listens_may_be_anything() -> None:
+def test_dial_other_listeners() -> None:
     with listening(lambda visitor: [visitor.send(b"HTTP/1.0 400 Bad Request\r\n\r\n"), visitor.recv(99)]) as port:
         assert dial(port, node(1)) == "no agent of this job is listening there"
     with listening(lambda visitor: visitor.sendall(b"\xff" * 100_000)) as port:
@@ -111,16 +111,16 @@ def test_what_listens_may_be_anything() -> None:
         assert dial(port, node(1), timeout=1.0) == "the connection was accepted, but nothing answers"
 
 
-def test_nobody_listens() -> None:
+def test_dial_without_a_listener() -> None:
     port = free_port()
     assert dial(port, node(0)) == "connection refused"
     shared = "connection refused (127.0.0.1 is an address of n0 too)"
-    assert dial(port, node(1)) == shared, "as with the bridge of Docker, which has one address everywhere"
+    assert dial(port, node(1)) == shared, "like Docker's bridge, which has the same address everywhere"
     assert dial(port, node(1), address="no-such-host.invalid").startswith("its address cannot be resolved: ")
-    assert dial(9, node(1), address="255.255.255.255") != "", "which fails at once"
+    assert dial(9, node(1), address="255.255.255.255") != "", "fails at once"
 
 
-def test_many_are_dialled_side_by_side_and_none_waits_for_another() -> None:
+def test_nodes_are_dialled_concurrently() -> None:
     with answering(node(1)) as port, listening(lambda visitor: visitor.recv(99)) as silent:
         targets = [Target(node(1), "127.0.0.1", port) for _ in range(100)]
         assert dial_all([Target(node(2), "127.0.0.1", silent), *targets], node(0), 3.0) == {

@@ -1,12 +1,12 @@
-"""Judgements of this machine's limits, disks and GPUs, and the correctness of the facts."""
+"""Checks of this machine's limits, disks and GPUs."""
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,104 +19,143 @@ from rallypoint.clusters.processors import Processors
 from rallypoint.failures.failure import log_entries
 from tests import machines
 from tests.machines import MI300
+from tests.nvml import compiled, needs_compiler
 
 
 def status(result: CheckResult, *values: str) -> str:
-    """The status, after looking for values in what is told."""
-    assert [each for each in values if each not in f"{result.fact}; {result.remedy}"] == [], result
-    assert bool(result.remedy) == (result.status in ("WARN", "FAIL")), "a remedy where it is needed, and only there"
+    """The status, after checking the remedy and that the texts have these values."""
+    assert [value for value in values if value not in f"{result.fact}; {result.remedy}"] == [], result
+    assert bool(result.remedy) == (result.status in ("WARN", "FAIL"))
     return result.status
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "values", "expected"),
-    [
-        (255, NO_LIMIT, ["255", "unlimited", "ulimit -n 65536"], "FAIL"),
-        (256, 20_000, ["ulimit -n 20000"], "WARN"),
-        (4095, 4095, ["hard limit to 65536"], "WARN"),
-        (4096, 4096, [], "PASS"),
-        (NO_LIMIT, NO_LIMIT, ["unlimited"], "PASS"),
+GPU = GpuHealth("0000:3b:00.0", "NVIDIA H200", errors=0)
+HELD = "GPU 0: 61 GiB held by pid 4711 (python, user bob)"
+
+
+def eight(last: GpuHealth = GPU) -> NvmlHealth:
+    """Eight GPUs ending with this one."""
+    return NvmlHealth("", "570.1", (*(GPU,) * 7, last))
+
+
+NO_ECC = NvmlHealth("", "570.1", (GPU._replace(errors=-1),))
+LOST, FAULTY = eight(GPU._replace(trouble="GPU is lost", address="GPU 7")), eight(GPU._replace(errors=3))
+REMAPS, CANNOT_REMAP = GPU._replace(remap_pending=True), GPU._replace(remap_pending=True, remap_failed=True)
+
+
+def disk(free: int, files: int) -> Room:
+    return Room("/logs", 9 * GIBIBYTE, free, files)
+
+
+def xid(seconds_ago: float, number: int) -> list[Xid]:
+    return [Xid(seconds_ago, "PCI:0000:3b:00", number)]
+
+
+JUDGED: dict[Callable[..., CheckResult], list[tuple[tuple[Any, ...], list[str], str]]] = {
+    machine.judge_open_files: [
+        ((255, NO_LIMIT), ["255", "unlimited", "ulimit -n 65536"], "FAIL"),
+        ((256, 20_000), ["ulimit -n 20000"], "WARN"),
+        ((4095, 4095), ["hard limit to 65536"], "WARN"),
+        ((4096, 4096), [], "PASS"),
+        ((NO_LIMIT, NO_LIMIT), ["unlimited"], "PASS"),
     ],
-)
-def test_open_files(soft: int, hard: int, values: list[str], expected: str) -> None:
-    assert status(machine.judge_open_files(soft, hard), *values) == expected
+    machine.judge_locked_memory: [
+        ((0, []), [], "SKIP"),
+        (((64 << 20) - 1, ["mlx5_0"]), ["mlx5_0"], "FAIL"),
+        ((64 << 20, ["mlx5_0"]), ["mlx5_0"], "WARN"),
+        ((NO_LIMIT, ["mlx5_0"]), ["mlx5_0"], "PASS"),
+    ],
+    machine.judge_processes: [
+        ((NO_LIMIT, NO_LIMIT), [], "PASS"),
+        ((2048, NO_LIMIT), ["2048"], "PASS"),
+        ((2047, NO_LIMIT), ["2047", "ulimit -u"], "WARN"),
+        ((255, NO_LIMIT), ["255"], "FAIL"),
+        ((NO_LIMIT, 2047), ["2047", "pids.max"], "WARN"),
+        ((100_000, 10), ["10", "pids.max"], "FAIL"),
+        ((10, 100_000), ["10", "ulimit -u"], "FAIL"),
+    ],
+    machine.judge_shared_memory: [
+        ((Room("/dev/shm", 64 * MEBIBYTE, 64 * MEBIBYTE),), ["64 MiB of 64 MiB", "--shm-size"], "FAIL"),
+        ((Room("/dev/shm", 512 * MEBIBYTE, 64 * MEBIBYTE + 1),), ["--shm-size"], "WARN"),
+        ((Room("/dev/shm", 64 * GIBIBYTE, GIBIBYTE - 1),), ["finished programs"], "WARN"),
+        ((Room("/dev/shm", GIBIBYTE, GIBIBYTE),), ["1.0 GiB"], "PASS"),
+    ],
+    machine.judge_space: [
+        ((disk(GIBIBYTE, -1),), ["/logs"], "PASS"),
+        ((disk(GIBIBYTE, 10_000),), ["/logs"], "PASS"),
+        ((disk(GIBIBYTE - 1, 10_000),), ["/logs"], "WARN"),
+        ((disk(64 * MEBIBYTE - 1, 10_000),), ["/logs"], "FAIL"),
+        ((disk(GIBIBYTE, 9_999),), ["/logs", "9999"], "WARN"),
+        ((disk(GIBIBYTE - 1, 99),), ["/logs", "99"], "FAIL"),
+        ((disk(0, 9_999),), ["/logs", "0 MiB of"], "FAIL"),
+    ],
+    machine.judge_gpus: [
+        ((None, 8, 8, 0), ["libnvidia-ml.so.1", "8 GPUs"], "WARN"),
+        ((NvmlHealth("Driver/library version mismatch"), 8, 8, 0), ["version mismatch"], "FAIL"),
+        ((LOST, 8, 8, 0), ["1 of 8", "GPU 7"], "FAIL"),
+        ((eight(), 9, 8, 0), ["9 GPUs", "the driver lists 8"], "FAIL"),
+        ((eight(), 8, 8, 8), ["8 NVIDIA H200", "570.1"], "PASS"),
+        ((eight(), 8, 8, 9), ["9 workers share 8"], "WARN"),
+        ((eight(), 8, 0, 3), [], "PASS"),
+    ],
+    machine.judge_cpus: [
+        ((Processors(64, 64), 0, {}), ["64 of 64 processors"], "PASS"),
+        ((Processors(1, 64), 0, {}), ["1 of 64 processors"], "PASS"),
+        ((Processors(1, 64), 1, {}), ["1 of 64 processors"], "PASS"),
+        ((Processors(1, 64), 4, {}), ["4 workers share 1 processor of 64"], "WARN"),
+        ((Processors(64, 64, 2.5), 4, {}), ["4 workers share a CPU quota of 2.5 of 64", "limits.cpu"], "WARN"),
+        ((Processors(64, 64, 8.0), 4, {}), ["with a CPU quota of 8"], "PASS"),
+    ],
+    machine.judge_gpu_memory: [
+        ((None,), [], "SKIP"),
+        ((eight(),), ["8 GPUs"], "PASS"),
+        ((NO_ECC,), ["ECC"], "SKIP"),
+        ((FAULTY,), ["3 on 0000:3b:00.0"], "FAIL"),
+        ((eight(REMAPS),), ["0000:3b:00.0"], "WARN"),
+        ((eight(CANNOT_REMAP),), ["0000:3b:00.0"], "FAIL"),
+        ((LOST,), ["7 GPUs"], "PASS"),
+        ((eight(), [HELD]), [HELD, "end that process, or choose other GPUs with CUDA_VISIBLE_DEVICES"], "WARN"),
+        ((NO_ECC, [HELD, "GPU 1"]), [f"{HELD}; GPU 1;"], "WARN"),
+        ((FAULTY, [HELD]), ["3 on 0000:3b:00.0"], "FAIL"),
+        ((eight(), [HELD] * 10), ["; and 2 more;"], "WARN"),
+    ],
+    machine.judge_xid: [
+        (([],), [], "PASS"),
+        ((xid(10.0, 31),), [], "PASS"),  # a program's error
+        ((xid(24 * 3600.0, 79),), [], "PASS"),  # an old error
+        ((xid(24 * 3600.0 - 1, 79),), [], "WARN"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("devices", "limit", "expected"),
-    [
-        ([], 0, "SKIP"),
-        (["mlx5_0"], (64 << 20) - 1, "FAIL"),
-        (["mlx5_0"], 64 << 20, "WARN"),
-        (["mlx5_0"], NO_LIMIT, "PASS"),
-    ],
+    ("judge", "arguments", "values", "expected"),
+    [(judge, *row) for judge, rows in JUDGED.items() for row in rows],
+    ids=[f"{judge.__name__}-{number}" for judge, rows in JUDGED.items() for number in range(len(rows))],
 )
-def test_locked_memory_matters_where_there_is_infiniband(devices: list[str], limit: int, expected: str) -> None:
-    assert status(machine.judge_locked_memory(limit, devices), *devices) == expected
+def test_judges(
+    judge: Callable[..., CheckResult], arguments: tuple[Any, ...], values: list[str], expected: str
+) -> None:
+    assert status(judge(*arguments), *values) == expected
 
 
-@pytest.mark.parametrize(
-    ("user", "group", "values", "expected"),
-    [
-        (NO_LIMIT, NO_LIMIT, [], "PASS"),
-        (2048, NO_LIMIT, ["2048"], "PASS"),
-        (2047, NO_LIMIT, ["2047", "ulimit -u"], "WARN"),
-        (255, NO_LIMIT, ["255"], "FAIL"),
-        (NO_LIMIT, 2047, ["2047", "pids.max"], "WARN"),
-        (100_000, 10, ["10", "pids.max"], "FAIL"),
-        (10, 100_000, ["10", "ulimit -u"], "FAIL"),
-    ],
-)
-def test_processes(user: int, group: int, values: list[str], expected: str) -> None:
-    assert status(machine.judge_processes(user, group), *values) == expected
-
-
-def test_the_limits_of_this_process_are_read() -> None:
+def test_process_limits() -> None:
     files, _, processes = machine.process_limits(CheckInputs())
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert "unlimited" in files.fact or str(soft) in files.fact
     assert processes.status is not Status.SKIP
 
 
-@pytest.mark.parametrize(
-    ("total", "free", "values", "expected"),
-    [
-        (64 * MEBIBYTE, 64 * MEBIBYTE, ["64 MiB of 64 MiB", "--shm-size"], "FAIL"),
-        (512 * MEBIBYTE, 64 * MEBIBYTE + 1, ["--shm-size"], "WARN"),
-        (64 * GIBIBYTE, GIBIBYTE - 1, ["finished programs"], "WARN"),
-        (GIBIBYTE, GIBIBYTE, ["1.0 GiB"], "PASS"),
-    ],
-)
-def test_shared_memory(total: int, free: int, values: list[str], expected: str) -> None:
-    assert status(machine.judge_shared_memory(Room("/dev/shm", total, free)), *values) == expected
-
-
-@pytest.mark.parametrize(
-    ("free", "files", "values", "expected"),
-    [
-        (GIBIBYTE, -1, [], "PASS"),
-        (GIBIBYTE, 10_000, [], "PASS"),
-        (GIBIBYTE - 1, 10_000, [], "WARN"),
-        (64 * MEBIBYTE - 1, 10_000, [], "FAIL"),
-        (GIBIBYTE, 9_999, ["9999"], "WARN"),
-        (GIBIBYTE - 1, 99, ["99"], "FAIL"),
-        (0, 9_999, ["0 MiB of"], "FAIL"),
-    ],
-)
-def test_space(free: int, files: int, values: list[str], expected: str) -> None:
-    assert status(machine.judge_space(Room("/logs", 9 * GIBIBYTE, free, files)), "/logs", *values) == expected
-
-
-def test_a_folder_that_cannot_be_written_is_a_failure() -> None:
+def test_a_folder_that_cannot_be_written() -> None:
     found = Room("/logs", GIBIBYTE, GIBIBYTE, trouble="Disk quota exceeded")
     for judge in (machine.judge_space, machine.judge_shared_memory):
         assert status(judge(found), "/logs", "Disk quota exceeded") == "FAIL"
 
 
-def test_a_log_folder_that_is_not_there_yet_is_judged_by_the_one_above_it(tmp_path: Path) -> None:
+def test_log_space(tmp_path: Path) -> None:
     (found,) = machine.log_space(CheckInputs(str(tmp_path / "a" / "b")))
     assert found.fact.startswith(f"{tmp_path} has ")
-    assert os.listdir(tmp_path) == [], "nothing is left"
+    assert os.listdir(tmp_path) == [], "no file is left"
     (tmp_path / "file").touch()
     (found,) = machine.log_space(CheckInputs(str(tmp_path / "file" / "b")))
     assert status(found, str(tmp_path / "file"), "Not a directory") == "FAIL"
@@ -125,9 +164,8 @@ def test_a_log_folder_that_is_not_there_yet_is_judged_by_the_one_above_it(tmp_pa
         assert found.status is Status.SKIP
 
 
-def test_the_temporary_folder_that_is_wanted_counts_and_not_what_stands_in_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temp_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the fallbacks of `tempfile`."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     (found,) = machine.temp_space(CheckInputs())
     assert status(found, str(tmp_path / "none"), "No such file or directory") == "FAIL"
@@ -136,31 +174,7 @@ def test_the_temporary_folder_that_is_wanted_counts_and_not_what_stands_in_for_i
     assert found.fact.startswith(f"{tmp_path} has ")
 
 
-GPU = GpuHealth("0000:3b:00.0", "NVIDIA H200", errors=0)
-
-
-def eight(last: GpuHealth = GPU) -> NvmlHealth:
-    """Eight GPUs, of which this is the last."""
-    return NvmlHealth("", "570.1", (*(GPU,) * 7, last))
-
-
-@pytest.mark.parametrize(
-    ("health", "numbers", "values", "expected"),
-    [
-        (None, (8, 8, 0), ["libnvidia-ml.so.1", "8 GPUs"], "WARN"),
-        (NvmlHealth("Driver/library version mismatch"), (8, 8, 0), ["version mismatch"], "FAIL"),
-        (eight(GPU._replace(trouble="GPU is lost", address="GPU 7")), (8, 8, 0), ["1 of 8", "GPU 7"], "FAIL"),
-        (eight(), (9, 8, 0), ["9 GPUs", "driver lists 8"], "FAIL"),
-        (eight(), (8, 8, 8), ["8 NVIDIA H200", "570.1"], "PASS"),
-        (eight(), (8, 8, 9), ["9 workers share 8"], "WARN"),
-        (eight(), (8, 0, 3), [], "PASS"),
-    ],
-)
-def test_gpus(health: NvmlHealth | None, numbers: tuple[int, int, int], values: list[str], expected: str) -> None:
-    assert status(machine.judge_gpus(health, *numbers), *values) == expected
-
-
-def test_accelerators_of_other_makers(tmp_path: Path) -> None:
+def test_other_accelerators(tmp_path: Path) -> None:
     amd = seen({}, machines.amd(tmp_path, [MI300] * 8, range(8)))
     facts = ["8 AMD GPUs", "health is not checked"]
     assert status(machine.judge_accelerators(best(amd), "", ""), *facts) == "PASS"
@@ -170,55 +184,8 @@ def test_accelerators_of_other_makers(tmp_path: Path) -> None:
     assert status(machine.judge_accelerators(None, "", "")) == "SKIP"
 
 
-@pytest.mark.parametrize(
-    ("found", "workers", "values", "expected"),
-    [
-        (Processors(64, 64), 0, ["64 of 64 processors"], "PASS"),
-        (Processors(1, 64), 0, ["1 of 64 processors"], "PASS"),
-        (Processors(1, 64), 1, ["1 of 64 processors"], "PASS"),
-        (Processors(1, 64), 4, ["4 workers share 1 processor of 64"], "WARN"),
-        (Processors(64, 64, 2.5), 4, ["4 workers share a CPU quota of 2.5 of 64", "limits.cpu"], "WARN"),
-        (Processors(64, 64, 8.0), 4, ["CPU quota of 8"], "PASS"),
-    ],
-)
-def test_processors_for_workers(found: Processors, workers: int, values: list[str], expected: str) -> None:
-    assert status(machine.judge_cpus(found, workers, {}), *values) == expected
-
-
-@pytest.mark.parametrize(
-    ("health", "values", "expected"),
-    [
-        (None, [], "SKIP"),
-        (eight(), ["8 GPUs"], "PASS"),
-        (NvmlHealth("", "570.1", (GPU._replace(errors=-1),)), ["ECC"], "SKIP"),
-        (eight(GPU._replace(errors=3)), ["3 on 0000:3b:00.0"], "FAIL"),
-        (eight(GPU._replace(remap_pending=True)), ["0000:3b:00.0"], "WARN"),
-        (eight(GPU._replace(remap_failed=True, remap_pending=True)), ["0000:3b:00.0"], "FAIL"),
-        (eight(GPU._replace(trouble="GPU is lost")), ["7 GPUs"], "PASS"),
-    ],
-)
-def test_gpu_memory(health: NvmlHealth | None, values: list[str], expected: str) -> None:
-    assert status(machine.judge_gpu_memory(health), *values) == expected
-
-
-HELD = "GPU 0: 61 GiB held by pid 4711 (python, user bob)"
-
-
-@pytest.mark.parametrize(
-    ("health", "held", "values", "expected"),
-    [
-        (eight(), [HELD], [HELD, "end that process, or choose other GPUs with CUDA_VISIBLE_DEVICES"], "WARN"),
-        (NvmlHealth("", "570.1", (GPU._replace(errors=-1),)), [HELD, "GPU 1"], [f"{HELD}; GPU 1;"], "WARN"),
-        (eight(GPU._replace(errors=3)), [HELD], ["3 on 0000:3b:00.0"], "FAIL"),
-        (eight(), [HELD] * 10, ["; and 2 more;"], "WARN"),
-    ],
-)
-def test_gpu_memory_that_others_hold(health: NvmlHealth, held: list[str], values: list[str], expected: str) -> None:
-    assert status(machine.judge_gpu_memory(health, held), *values) == expected
-
-
-def test_who_holds_gpu_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of the job itself, small ones and those that have ended are not worth a line."""
+def test_gpu_memory_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without own, small and ended processes."""
     parent, own = os.getppid(), os.getpid()
     gone = GpuProcess((1 << 22) - 1, 61 * GIBIBYTE)
     first = GpuMemory("", "", None, None, (GpuProcess(parent, 61 * GIBIBYTE), gone, GpuProcess(own, GIBIBYTE)))
@@ -237,7 +204,7 @@ def test_who_holds_gpu_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status(memory, "GPU 0: 123 GiB held by processes that this container cannot identify") == "WARN"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     _, memory = machine.gpus(CheckInputs())
-    assert status(memory) == "PASS", "workers will use no GPU"
+    assert status(memory) == "PASS", "workers use no GPU"
 
 
 LOG = [
@@ -249,23 +216,10 @@ LOG = [
 ]
 
 
-def test_xids_are_found_in_the_kernel_s_log() -> None:
+def test_xid_errors() -> None:
     found = machine.xid_errors(log_entries(LOG), 10_800.0)
     assert found == [(10_799.0, "PCI:0000:3b:00", 79), (3600.0, "PCI:0000:3c:00", 31), (1800.0, "0000:3d:00", 48)]
     assert status(machine.judge_xid(found), "2 in the last", "0.5 hours ago", "Xid 48 of 0000:3d:00") == "WARN"
-
-
-@pytest.mark.parametrize(
-    ("errors", "expected"),
-    [
-        ([], "PASS"),
-        ([Xid(10.0, "PCI:0000:3b:00", 31)], "PASS"),
-        ([Xid(24 * 3600.0, "PCI:0000:3b:00", 79)], "PASS"),
-        ([Xid(24 * 3600.0 - 1, "PCI:0000:3b:00", 79)], "WARN"),
-    ],
-)
-def test_old_errors_and_those_of_programs_do_not_count(errors: list[Xid], expected: str) -> None:
-    assert status(machine.judge_xid(errors)) == expected
 
 
 _LIBRARY = """
@@ -297,17 +251,10 @@ int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, unsigned *pending) { *p
 """
 
 
-def library(folder: Path, *flags: str) -> str:
-    path = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", *flags, "-x", "c", "-", "-o", str(path)]
-    subprocess.run(command, input=_LIBRARY, text=True, check=True)
-    return str(path)
-
-
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
-def test_the_management_library_is_asked_for_health(tmp_path: Path) -> None:
-    found = nvml_health(library(tmp_path, "-DBROKEN=0"))
+@needs_compiler
+def test_nvml_health(tmp_path: Path) -> None:
+    found = nvml_health(compiled(tmp_path, _LIBRARY, "-DBROKEN=0"))
     assert found == NvmlHealth(
         "",
         "570.1",
@@ -321,12 +268,12 @@ def test_the_management_library_is_asked_for_health(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
-def test_an_old_or_broken_management_library(tmp_path: Path) -> None:
-    found = nvml_health(library(tmp_path, "-DBROKEN=0", "-DOLD"))
+@needs_compiler
+def test_nvml_health_of_old_and_broken_libraries(tmp_path: Path) -> None:
+    found = nvml_health(compiled(tmp_path, _LIBRARY, "-DBROKEN=0", "-DOLD"))
     assert found is not None
-    assert [each.remap_pending for each in found.gpus] == [True, True, True, False], "pages are retired instead"
+    assert [gpu.remap_pending for gpu in found.gpus] == [True, True, True, False], "retired pages"
     other = tmp_path / "other"
     other.mkdir()
-    assert nvml_health(library(other, "-DBROKEN=18")) == NvmlHealth("Driver/library version mismatch")
+    assert nvml_health(compiled(other, _LIBRARY, "-DBROKEN=18")) == NvmlHealth("Driver/library version mismatch")
     assert nvml_health(str(tmp_path / "none.so")) is None

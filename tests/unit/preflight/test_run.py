@@ -1,4 +1,4 @@
-"""The table of checks, the page that describes it, the process that runs them, and the use of their results."""
+"""The table of checks and its page, running the checks, and their results."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ THRESHOLDS: dict[str, list[float]] = {
 """The numbers in the columns WARN and FAIL of the page."""
 
 
-def test_the_page_has_the_checks_and_the_thresholds_of_the_code() -> None:
+def test_the_page_matches_the_code() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \|[^|\n]+\|([^|\n]+\|[^|\n]+)\|[^|\n]+\|$", PAGE.read_text(), re.M)
     assert [name for name, _ in rows] == [name for name in NAMES if name != "system"]
     for name, limits in rows:
-        assert [float(each) for each in re.findall(r"\b\d+\b", limits)] == THRESHOLDS.get(name, []), name
+        assert [float(number) for number in re.findall(r"\b\d+\b", limits)] == THRESHOLDS.get(name, []), name
     xids = ", ".join(map(str, sorted(machine.PROGRAM_XIDS)))
     assert f"in the last {machine.XID_HOURS} hours" in PAGE.read_text()
     assert f"do not count: {xids}." in PAGE.read_text()
 
 
 @pytest.mark.process
-def test_each_check_has_one_result_in_the_order_of_the_table() -> None:
-    assert tuple(each.name for each in run_checks(CheckInputs())) == NAMES
+def test_each_check_has_one_result() -> None:
+    assert tuple(result.name for result in run_checks(CheckInputs())) == NAMES
     assert len(set(NAMES)) == len(NAMES)
 
 
 def run_with(table: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[CheckResult]:
-    """Run other checks than ours: a table of `checks`, by its name."""
+    """Run a table of `checks` instead of ours."""
     bootstrap = f"""
 import sys
 sys.path[:0] = [sys.argv.pop(1), {str(ROOT)!r}]
@@ -81,9 +81,7 @@ run.main_of_child()"""
 
 @pytest.mark.process
 @pytest.mark.parametrize(("table", "seconds"), [("IN_THREADS", 0.3), ("IN_A_PROCESS", 3.0)])
-def test_what_hangs_is_given_up_and_the_others_are_told(
-    table: str, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_checks(table: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = [checks.SILENCE._replace(name=name) for name in "ab"]
     found = run_with(table, seconds, monkeypatch)
     assert found[:3] == [*silent, passed("/logs")._replace(name="c")]
@@ -92,7 +90,7 @@ def test_what_hangs_is_given_up_and_the_others_are_told(
 
 
 @pytest.mark.process
-def test_a_process_that_dies_in_a_check_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dying_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = run_with("DYING", 60.0, monkeypatch)
     assert "code 9" in first.fact
     assert second == passed("/logs")._replace(name="b")
@@ -104,42 +102,35 @@ BAD = failed("it is gone", "mount it")._replace(name="shm")
 DARK = skipped("there are none")._replace(name="gpus")
 
 
-def test_a_line_has_the_status_the_name_the_fact_and_the_remedy() -> None:
-    assert str(GOOD) == "PASS disk: 23 GiB free"
-    assert str(POOR) == "WARN disk: 1 MiB free; make room"
-    assert str(DARK) == "SKIP gpus: there are none"
-
-
 @pytest.mark.parametrize(
     ("results", "status", "code"),
     [([], "PASS", 0), ([GOOD, DARK], "PASS", 0), ([GOOD, POOR, DARK], "WARN", 1), ([BAD, POOR, GOOD], "FAIL", 2)],
 )
-def test_the_worst_counts(results: list[CheckResult], status: str, code: int) -> None:
+def test_worst(results: list[CheckResult], status: str, code: int) -> None:
     assert worst(results) == status
     assert EXIT_CODES[worst(results)] == code
 
 
-def test_a_required_check_has_to_be_known_and_to_pass() -> None:
+def test_required_checks() -> None:
     assert with_required([GOOD, POOR, DARK, BAD], []) == [GOOD, POOR, DARK, BAD]
     found = with_required([GOOD, POOR, DARK], ["disk", "gpus"])
-    assert [each.status for each in found] == [Status.PASS, Status.FAIL, Status.FAIL]
+    assert [result.status for result in found] == [Status.PASS, Status.FAIL, Status.FAIL]
     assert found[1].remedy == POOR.remedy
     assert found[2].remedy
 
 
-def test_json_has_a_version_and_every_field() -> None:
-    told = json.loads(results_json([POOR, DARK]))
-    assert told["version"] == 2
-    assert told["status"] == "WARN"
-    assert told["checks"] == [
+def test_texts() -> None:
+    assert str(GOOD) == "PASS disk: 23 GiB free"
+    assert str(POOR) == "WARN disk: 1 MiB free; make room"
+    assert str(DARK) == "SKIP gpus: there are none"
+    assert counts([GOOD, DARK, BAD]) == "1 PASS, 1 SKIP, 1 FAIL"
+    assert counts([]) == "no checks"
+    fields = json.loads(results_json([POOR, DARK]))
+    assert (fields["version"], fields["status"]) == (2, "WARN")
+    assert fields["checks"] == [
         {"name": "disk", "status": "WARN", "fact": "1 MiB free", "remedy": "make room"},
         {"name": "gpus", "status": "SKIP", "fact": "there are none", "remedy": ""},
     ]
-
-
-def test_counts() -> None:
-    assert counts([GOOD, DARK, BAD]) == "1 PASS, 1 SKIP, 1 FAIL"
-    assert counts([]) == "no checks"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +142,7 @@ def test_counts() -> None:
         ([BAD, BAD._replace(name="dns")], REQUIRE, [BAD, BAD._replace(name="dns")], ["2", "shm", "dns"]),
     ],
 )
-def test_a_node_that_has_failed_a_check_stays_out_if_that_is_required(
+def test_admit(
     results: list[CheckResult],
     mode: str,
     logged: list[CheckResult],
@@ -166,4 +157,4 @@ def test_a_node_that_has_failed_a_check_stays_out_if_that_is_required(
         text = str(error)
     assert bool(text) == bool(raised)
     assert [word for word in raised if word not in text] == []
-    assert caplog.messages == [str(each) for each in logged]
+    assert caplog.messages == [str(result) for result in logged]

@@ -1,4 +1,4 @@
-"""Event handlers of a test are removed after it."""
+"""Fixtures of the tests of telemetry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rallypoint.observe.telemetry.handlers import log_handlers
 
 
 @pytest.fixture(autouse=True)
-def _handlers_as_before() -> Iterator[None]:
+def _restored_handlers() -> Iterator[None]:
+    """Remove the test's event handlers."""
     before = dict(log_handlers)
     yield
     log_handlers.clear()

@@ -1,4 +1,4 @@
-"""The lazy gate at start-up, handlers that fail, and the share of restarts.
+"""The lazy gate at start-up, failing handlers, and the share of restarts.
 
 tests/conformance/test_telemetry.py and test_events.py compare the contents with torch's.
 """
@@ -20,7 +20,7 @@ from tests.unit.agent.thread_workers import ThreadWorkers
 
 
 class MemoryMetrics(metrics.MetricHandler):
-    """Keeps what it is given."""
+    """Keeps the metrics."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str | None, str, float]] = []
@@ -37,64 +37,56 @@ def _seen() -> Iterator[MemoryMetrics]:
     metrics.configure(metrics.NullMetricHandler())
 
 
-def test_an_event_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(logging.Handler):
+def test_failing_handlers_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenEvents(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise OSError("full")
 
-    log_handlers["broken"] = Broken()
+    class BrokenMetrics(metrics.MetricHandler):
+        def emit(self, metric_data: metrics.MetricData) -> None:
+            raise OSError("full")
+
+    log_handlers["broken"] = BrokenEvents()
+    metrics.configure(BrokenMetrics())
     try:
         workers = ThreadWorkers(lambda rank, start, stopping: rank)
         workers.group.spec.event_log_handler = "broken"
         with AgentEvents(workers).duration("RENDEZVOUS"):
             pass
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert "OSError: full" in line
+        caplog.clear()
+        assert run(fails=False) == 5
+        assert len(caplog.messages) == 2
     finally:
         handlers._loggers.pop("broken").handlers.clear()
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(lines) == 1
-    assert "OSError: full" in lines[0]
+        metrics.configure(metrics.NullMetricHandler())
 
 
-class Agent:
-    """Something with a method that is profiled."""
-
-    @profiled("SimpleElasticAgent.run")
-    def run(self, fails: bool) -> int:
-        if fails:
-            raise KeyError("x")
-        return 5
+@profiled("SimpleElasticAgent.run")
+def run(fails: bool) -> int:
+    if fails:
+        raise KeyError("x")
+    return 5
 
 
-def test_the_lazy_gate_counts_calls_and_puts_numbers(seen: MemoryMetrics) -> None:
-    assert Agent().run(False) == 5
+def test_the_lazy_gate(seen: MemoryMetrics) -> None:
+    assert run(fails=False) == 5
     with pytest.raises(KeyError):
-        Agent().run(True)
+        run(fails=True)
     put_metric_if_wanted("a", 1)
-    names = [*(f"SimpleElasticAgent.run.{each}" for each in ("success", "duration.ms", "failure", "duration.ms")), "a"]
-    assert [name for _, name, _ in seen.seen] == names
+    parts = ("success", "duration.ms", "failure", "duration.ms")
+    assert [name for _, name, _ in seen.seen] == [*(f"SimpleElasticAgent.run.{part}" for part in parts), "a"]
     assert {group for group, _, _ in seen.seen} == {"torchelastic"}
 
 
-def test_a_metric_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(metrics.MetricHandler):
-        def emit(self, metric_data: metrics.MetricData) -> None:
-            raise OSError("full")
-
-    metrics.configure(Broken())
-    try:
-        assert Agent().run(False) == 5
-    finally:
-        metrics.configure(metrics.NullMetricHandler())
-    assert len(caplog.messages) == 2
-
-
 @pytest.mark.process
-def test_the_lazy_gate_loads_nothing() -> None:
+def test_the_lazy_gate_imports_nothing() -> None:
     code = (
         "import rallypoint.observe.telemetry.lazy as lazy, sys\n"
         "lazy.put_metric_if_wanted('a', 1)\n"
         "lazy.profiled('run')(lambda: None)()\n"
-        "print(sorted(each for each in sys.modules if each.startswith('rallypoint.observe.telemetry')))"
+        "print(sorted(name for name in sys.modules if name.startswith('rallypoint.observe.telemetry')))"
     )
     shown = completed([sys.executable, "-c", code], check=True).stdout
     assert shown == "['rallypoint.observe.telemetry', 'rallypoint.observe.telemetry.lazy']\n"

@@ -1,4 +1,4 @@
-"""The phases of a node, and an agent's counts of its events."""
+"""The phases of a node, and an agent's totals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rallypoint.observe.metrics import RECOVERY_BOUNDS, AgentAccount
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
 
-STEPS = st.lists(st.tuples(st.sampled_from(NodePhase), st.floats(0, 1e6), st.floats(0, 1e4)), max_size=30)
+PHASES = st.lists(st.tuples(st.sampled_from(NodePhase), st.floats(0, 1e6), st.floats(0, 1e4)), max_size=30)
 
 
-@given(STEPS, st.floats(0, 1e6), st.floats(0, 1e6))
-def test_the_seconds_by_phase_add_up(steps: list[tuple[NodePhase, float, float]], began: float, last: float) -> None:
+@given(PHASES, st.floats(0, 1e6), st.floats(0, 1e6))
+def test_phase_clock(steps: list[tuple[NodePhase, float, float]], began: float, last: float) -> None:
     clock, now = PhaseClock(began), began
     for phase, lasted, held in steps:
         now += lasted
@@ -25,10 +25,10 @@ def test_the_seconds_by_phase_add_up(steps: list[tuple[NodePhase, float, float]]
     seconds = clock.seconds(now)
     assert sum(seconds.values()) == pytest.approx(now - began, rel=1e-9, abs=1e-6)
     assert min(seconds.values()) >= 0
-    assert clock.seconds(now) == seconds, "to ask changes nothing"
+    assert clock.seconds(now) == seconds
 
 
-def test_what_is_held_back_longer_than_its_time_is_rendezvous() -> None:
+def test_rendezvous_follows_held_back() -> None:
     clock = PhaseClock(10.0)
     clock.enter(NodePhase.HELD_BACK, 12.0, 4.0)
     assert clock.seconds(15.0)[NodePhase.HELD_BACK] == 3.0
@@ -70,10 +70,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_phases_add_up_to_the_time_since_the_agent_began(
-    steps: list[tuple[float, tuple[Any, dict[str, Any]]]],
-) -> None:
-    account, now = AgentAccount(), 0.0
+def test_agent_account(steps: list[tuple[float, tuple[Any, dict[str, Any]]]]) -> None:
+    account, now, started = AgentAccount(), 0.0, 0
     before = dict(account.read(0.0).seconds)
     for passed, (kind, fields) in steps:
         now += passed
@@ -84,25 +82,17 @@ def test_the_phases_add_up_to_the_time_since_the_agent_began(
         seconds = account.read(now).seconds
         assert all(seconds[phase] >= before[phase] - 1e-6 for phase in NodePhase)
         before = dict(seconds)
-
-
-@given(STEPS)
-def test_a_histogram_is_one(steps: list[tuple[float, tuple[Any, dict[str, Any]]]]) -> None:
-    account, now, started = AgentAccount(), 0.0, 0
-    for passed, (kind, fields) in steps:
-        now += passed
-        account.count(made(kind, now, **fields))
         started += kind is events.WorkersStarted
     counted = account.read(now)
-    assert list(counted.recoveries) == sorted(counted.recoveries)
+    assert list(counted.recoveries) == sorted(counted.recoveries), "a histogram"
     assert len(counted.recoveries) == len(RECOVERY_BOUNDS) + 1
     assert counted.recoveries[-1] <= started
     assert counted.recovery_seconds <= now + 1e-6
 
 
-def test_a_recovery_lasts_from_when_the_failure_was_seen() -> None:
+def test_recoveries() -> None:
     account = AgentAccount()
-    for each in (
+    for event in (
         placed(1.0, 0),
         made(events.WorkersStarted, 1.1, pids=(1, 2)),  # the first start is no recovery
         made(events.WorkerFailed, 10.0, failure=FAILURE),
@@ -110,11 +100,11 @@ def test_a_recovery_lasts_from_when_the_failure_was_seen() -> None:
         placed(11.0, 1),
         made(events.WorkersStarted, 12.0, round=1, pids=(1, 4), survived=(0,)),
         made(events.RoundOver, 20.0, round=1, reason="drained"),
-        made(events.WorkersStarted, 21.0, round=2, pids=(5, 6)),  # nor is one after a drain
+        made(events.WorkersStarted, 21.0, round=2, pids=(5, 6)),  # nor is a start after a drain
         made(events.ProgressMade, 22.0, step=7, age=0.5, source="call"),
         made(events.ProgressMade, 23.0, step=5, age=0.5, source="call"),
     ):
-        account.count(each)
+        account.count(event)
     counted = account.read(30.0)
     assert (counted.recoveries[-1], counted.recovery_seconds) == (1, 2.0)
     assert counted.recoveries[RECOVERY_BOUNDS.index(1.0)] == 0

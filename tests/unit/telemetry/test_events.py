@@ -1,4 +1,4 @@
-"""Lines that are no events, and handlers by name. (tests/conformance compares the contents with torch's.)"""
+"""Invalid events, and handlers by name; tests/conformance compares the contents with torch's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rallypoint.observe.telemetry.handlers import (
 
 
 class MemoryHandler(logging.Handler):
-    """Keeps the lines."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
@@ -34,46 +32,39 @@ class MemoryHandler(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test finds the table of handlers and the loggers as in a new process."""
+    """Make the loggers as in a new process."""
     monkeypatch.delenv("LOGLEVEL", raising=False)
-    before = dict(log_handlers)
     handlers._loggers.clear()
     yield
     for name in handlers._loggers:
         logging.getLogger(f"torchelastic-events-{name}").handlers.clear()
     handlers._loggers.clear()
-    log_handlers.clear()
-    log_handlers.update(before)
 
 
 @pytest.mark.parametrize(
     "line",
     ["", "x", "[]", "{}", '{"name": "n", "source": "NOBODY"}', '{"name": "n", "source": "AGENT", "z": 1}', "[" * 9999],
 )
-def test_a_line_that_is_none_is_one_sentence(line: str) -> None:
+def test_invalid_events(line: str) -> None:
     with pytest.raises(UserError, match=r"is not an event as JSON on one line"):
         Event.deserialize(line)
     with pytest.raises(UserError, match=r"is not a rendezvous event as JSON"):
         RdzvEvent.deserialize(line)
 
 
-def test_a_program_adds_its_own_handler() -> None:
+def test_a_program_s_own_handler() -> None:
+    with pytest.raises(
+        UserError, match=r"^no installed package provides the event handler 'mine'; use one of console, dyn"
+    ):
+        record(Event("n", EventSource.AGENT), "mine")
     log_handlers["mine"] = kept = MemoryHandler()
     record(Event("n", EventSource.AGENT), "mine")
     assert [Event.deserialize(line).name for line in kept.lines] == ["n"]
 
 
-def test_an_unknown_handler_is_one_sentence() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^no installed package provides the event handler 'zz'; use one of console, dynamic",
-    ):
-        record(Event("n", EventSource.AGENT), "zz")
-
-
 @pytest.fixture(name="package")
 def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package that offers handlers."""
+    """Install a package with handlers."""
     (tmp_path / "theirs.py").write_text(
         "import logging\nclass Mine(logging.NullHandler): pass\n"
         "made = Mine()\nnumber = 5\ndef broken(): raise OSError('no')\n"
@@ -109,6 +100,6 @@ def test_handlers_that_cannot_be_used(name: str, sentence: str) -> None:
         get_logging_handler(name)
 
 
-def test_events_of_the_rendezvous_are_not_made_without_a_handler() -> None:
+def test_rendezvous_events_without_a_handler() -> None:
     construct_and_record_rdzv_event("id", "m", NodeState.INIT)
     assert not handlers._loggers
