@@ -1,4 +1,4 @@
-"""Outputs of workers that have a console of their own, for tests."""
+"""Outputs of workers with their own console."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rallypoint.workers.logs.specs import LogsDest
 
 
 class Outputs:
-    """Those of one start, `of` each local rank. Arguments are those of `WorkerConsole.open` behind its descriptors."""
+    """Outputs of one start, `of` each local rank; arguments as for `WorkerConsole.open`."""
 
     def __init__(
         self,

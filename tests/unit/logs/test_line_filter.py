@@ -1,4 +1,4 @@
-"""Lines that hold a text: against a twin that splits the whole file, however the writes fall."""
+"""Filtered lines, compared with those of the whole text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)
 @given(writes=st.lists(LETTERS, max_size=12), texts=st.lists(st.text("ab\udcff", max_size=6), min_size=1, max_size=3))
 @example(writes=["xxxxxxab", "bxxxxxxxxxx", "\nabb"], texts=["abb"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
-def test_lines_pass_whole_and_prefixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
-) -> None:
-    space = bytearray(7)  # so that lines are longer than what is read at once
+def test_filtered_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]) -> None:
+    space = bytearray(7)  # lines are longer than one read
     monkeypatch.setattr(tail_module, "_FILTER_CHUNK", 5)
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"")
@@ -42,7 +40,7 @@ def test_lines_pass_whole_and_prefixed(
     assert kept.read_bytes() == expected
 
 
-def test_a_truncated_file_is_filtered_from_its_start(tmp_path: Path) -> None:
+def test_a_truncated_file(tmp_path: Path) -> None:
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"half a line")
     line_filter = LineFilter(str(kept), ["a"])
@@ -55,7 +53,7 @@ def test_a_truncated_file_is_filtered_from_its_start(tmp_path: Path) -> None:
     line_filter.close()
 
 
-def test_a_full_disk_costs_the_file_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
     line_filter = LineFilter("/dev/full", ["a"])
     for _ in range(2):
         line_filter.write(b"a\n")

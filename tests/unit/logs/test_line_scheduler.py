@@ -1,4 +1,4 @@
-"""Which worker may write to a shared console: laws over any order of events, and single cases."""
+"""The order of lines on a shared console."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNKS = st.lists(
 
 
 def _play(chunks: list[tuple[str, bytes, float]]) -> tuple[list[tuple[str, bytes]], float]:
-    """All that is written when time stands still as told between chunks, deadlines kept, and the last moment."""
+    """Everything written if the chunks arrive with these pauses, and the time of the last write."""
     scheduler: LineScheduler[str] = LineScheduler()
     now, written = 0.0, []
     for source, data, pause in chunks:
@@ -26,36 +26,36 @@ def _play(chunks: list[tuple[str, bytes, float]]) -> tuple[list[tuple[str, bytes
         while (due := scheduler.deadline()) is not None and due <= until:
             now = max(now, due)
             step = scheduler.due_output(now)
-            assert step, "a deadline came and nobody was let in"
+            assert step, "a deadline without output"
             written += step
         now = until
         written += scheduler.write_or_queue(source, data, now)
     while (due := scheduler.deadline()) is not None:
         now = max(now, due)
         step = scheduler.due_output(now)
-        assert step, "a deadline came and nobody was let in"
+        assert step, "a deadline without output"
         written += step
     assert scheduler.flush() == []
     return written, now
 
 
 @given(CHUNKS)
-def test_each_source_is_carried_whole_and_in_order(chunks: list[tuple[str, bytes, float]]) -> None:
+def test_no_output_is_lost_or_reordered(chunks: list[tuple[str, bytes, float]]) -> None:
     written, _ = _play(chunks)
     for name in "abc":
-        said = b"".join(data for source, data, _ in chunks if source == name)
-        assert b"".join(data for source, data in written if source == name) == said
+        sent = b"".join(data for source, data, _ in chunks if source == name)
+        assert b"".join(data for source, data in written if source == name) == sent
 
 
 @given(CHUNKS)
-def test_nobody_waits_longer_than_the_limit_for_each_before_him(chunks: list[tuple[str, bytes, float]]) -> None:
+def test_waits_are_bounded(chunks: list[tuple[str, bytes, float]]) -> None:
     _, end = _play(chunks)
     assert end <= sum(pause for _, _, pause in chunks) + 3 * MAX_WAIT + 1e-6
 
 
 @given(CHUNKS)
-def test_without_pauses_no_line_is_cut(chunks: list[tuple[str, bytes, float]]) -> None:
-    """When all lines end and no time passes, what is written is a sequence of whole lines."""
+def test_lines_are_not_split_without_pauses(chunks: list[tuple[str, bytes, float]]) -> None:
+    """If all lines end and no time passes, the output is a sequence of complete lines."""
     scheduler: LineScheduler[str] = LineScheduler()
     written = []
     for source, data, _ in [*chunks, ("a", b"\n", 0), ("b", b"\n", 0), ("c", b"\n", 0)]:
@@ -67,11 +67,11 @@ def test_without_pauses_no_line_is_cut(chunks: list[tuple[str, bytes, float]]) -
         middle_of = None if data.endswith(b"\n") else source
 
 
-def test_a_prompt_is_shown_at_once() -> None:
+def test_an_unfinished_line_is_shown_at_once() -> None:
     assert LineScheduler[str]().write_or_queue("a", b"name? ", 0.0) == [("a", b"name? ")]
 
 
-def test_another_waits_for_the_newline() -> None:
+def test_others_wait_for_the_newline() -> None:
     scheduler: LineScheduler[str] = LineScheduler()
     assert scheduler.write_or_queue("a", b"half a ", 0.0) == [("a", b"half a ")]
     assert scheduler.write_or_queue("b", b"line of b\n", 0.01) == []
@@ -79,7 +79,7 @@ def test_another_waits_for_the_newline() -> None:
     assert scheduler.write_or_queue("a", b"line\nand", 0.02) == [("a", b"line\n"), ("b", b"line of b\n"), ("a", b"and")]
 
 
-def test_a_silent_holder_loses_the_console_after_max_silence() -> None:
+def test_a_silent_writer_loses_the_console() -> None:
     scheduler: LineScheduler[str] = LineScheduler()
     scheduler.write_or_queue("a", b"half", 0.0)
     scheduler.write_or_queue("b", b"b\n", 0.05)
@@ -89,7 +89,7 @@ def test_a_silent_holder_loses_the_console_after_max_silence() -> None:
     assert scheduler.deadline() is None
 
 
-def test_a_busy_progress_bar_cannot_keep_others_waiting_for_ever() -> None:
+def test_a_progress_bar_loses_the_console() -> None:
     scheduler: LineScheduler[str] = LineScheduler()
     scheduler.write_or_queue("bar", b"\r0%", 0.0)
     scheduler.write_or_queue("b", b"b\n", 0.0)
@@ -100,7 +100,7 @@ def test_a_busy_progress_bar_cannot_keep_others_waiting_for_ever() -> None:
     assert now <= MAX_WAIT + MAX_SILENCE
 
 
-def test_flush_lets_the_holder_end_first() -> None:
+def test_flush() -> None:
     scheduler: LineScheduler[str] = LineScheduler()
     scheduler.write_or_queue("a", b"half", 0.0)
     scheduler.write_or_queue("b", b"b1\nb2", 0.0)

@@ -1,4 +1,4 @@
-"""Where output goes: the log folder, the streams that flags name, prefixes, temporary folders."""
+"""Destinations of output: log folders, streams, prefixes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _envs(count: int, run_id: str = "job", attempt: str = "0") -> dict[int, dict
 
 
 def _files(base: Path) -> set[str]:
-    """Folders below `base`, the host and the random suffix taken off the run's folder."""
+    """Folders below `base`, without the host and the random suffix of the run's folder."""
     found = set()
     for path in base.rglob("*"):
         run, *rest = path.relative_to(base).parts
@@ -41,7 +41,7 @@ def _files(base: Path) -> set[str]:
     return found
 
 
-def test_the_error_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_log_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     envs = _envs(1)
     dest = DefaultLogsSpecs("logs").reify(envs)
@@ -49,7 +49,7 @@ def test_the_error_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: py
     assert envs[0]["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / dest.error_files[0])
 
 
-def test_the_folders_of_one_start(tmp_path: Path) -> None:
+def test_reify(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.OUT, tee={1: Std.ERR})
     envs = _envs(2, attempt="3")
     dest = specs.reify(envs)
@@ -68,7 +68,7 @@ def test_the_folders_of_one_start(tmp_path: Path) -> None:
     assert specs.root_log_dir == str(tmp_path / "logs")
 
 
-def test_what_no_console_shows_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_only_in_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for shown in ({"tee": Std.ALL}, {}, {"local_ranks_filter": {0}}):
         assert not log_only_in_files(DefaultLogsSpecs(str(tmp_path), **shown).reify(_envs(2)), "role")
     hidden = DefaultLogsSpecs(str(tmp_path), redirects=Std.ERR, tee={1: Std.ALL}, local_ranks_filter={0})
@@ -80,41 +80,20 @@ def test_what_no_console_shows_is_known(tmp_path: Path, caplog: pytest.LogCaptur
     ]
 
 
-def test_run_id_and_attempt_have_defaults(tmp_path: Path) -> None:
-    DefaultLogsSpecs(str(tmp_path)).reify({0: {}})
-    assert "test_run_id/attempt_0/0" in _files(tmp_path)
-
-
-def test_a_run_id_cannot_lead_out_of_the_log_folder(tmp_path: Path) -> None:
-    DefaultLogsSpecs(str(tmp_path / "logs")).reify(_envs(1, run_id="../../job"))
-    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
-
-
-def test_a_run_id_may_be_longer_than_the_name_of_a_folder(tmp_path: Path) -> None:
+def test_run_ids(tmp_path: Path) -> None:
+    DefaultLogsSpecs(str(tmp_path / "default")).reify({0: {}})
+    assert "test_run_id/attempt_0/0" in _files(tmp_path / "default")
     envs = _envs(1, run_id="ü" * 300)
-    DefaultLogsSpecs(str(tmp_path)).reify(envs)
-    (folder,) = tmp_path.iterdir()
+    DefaultLogsSpecs(str(tmp_path / "long")).reify(envs)
+    (folder,) = (tmp_path / "long").iterdir()
     assert folder.name.startswith("ü" * ((200 - len(HOST)) // 2) + f"_{HOST}_")
     assert os.path.isdir(os.path.dirname(envs[0]["TORCHELASTIC_ERROR_FILE"]))
-
-
-def test_without_a_folder_a_temporary_one_is_made_and_tidied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    specs = DefaultLogsSpecs()
-    assert specs.root_log_dir is None
-    specs.reify(_envs(2))
-    assert [path.name.startswith("torchelastic_") for path in tmp_path.iterdir()] == [True]
-    specs.clean_up()
-    assert list(tmp_path.iterdir()) == []
-    specs.reify(_envs(2))  # the same specs serve again
-    specs.clean_up()
-    assert list(tmp_path.iterdir()) == []
+    DefaultLogsSpecs(str(tmp_path / "logs")).reify(_envs(1, run_id="../../job"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["default", "logs", "long"]
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_folders_that_were_removed_meanwhile_are_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
+def test_removed_folders_are_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     specs = DefaultLogsSpecs(str(tmp_path / "logs") if named else None)
     specs.reify(_envs(1))
@@ -127,21 +106,27 @@ def test_folders_that_were_removed_meanwhile_are_made_anew(
     assert list(tmp_path.iterdir()) == ([root] if named else [])
 
 
-def test_tidying_removes_no_file_and_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    assert specs.root_log_dir is None
+    for _ in range(2):  # specs can be reused
+        specs.reify(_envs(2))
+        assert [path.name.startswith("torchelastic_") for path in tmp_path.iterdir()] == [True]
+        specs.clean_up()
+        assert list(tmp_path.iterdir()) == []
     named = DefaultLogsSpecs(str(tmp_path / "logs"))
     folder = Path(named.reify(_envs(2)).error_files[1]).parent
     named.clean_up()
     assert folder.is_dir()
-    temporary = DefaultLogsSpecs()
-    kept = Path(temporary.reify(_envs(2)).error_files[1])
+    kept = Path(specs.reify(_envs(2)).error_files[1])
     kept.write_text("{}")
-    temporary.clean_up()
+    specs.clean_up()
     assert kept.exists()
     assert not kept.parent.with_name("0").exists()
 
 
-def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_as_log_folder(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.touch()
     with pytest.raises(UserError, match="is a file"):
@@ -150,13 +135,8 @@ def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
         DefaultLogsSpecs(str(file / "below")).reify(_envs(1))
 
 
-def test_pairs_name_local_ranks_and_the_last_one_of_a_rank_counts() -> None:
-    assert Std.from_str("0:1,3:2") == {0: Std.OUT, 3: Std.ERR}
-    assert Std.from_str("0:1,0:2") == {0: Std.ERR}
-
-
 @pytest.mark.parametrize("text", ["4", "x", "", " 1", "10:1", "0:1,", "0:1, 1:2", "0:4", "-1", "٣", "1\n"])
-def test_anything_else_is_refused_with_the_value_and_what_is_allowed(text: str) -> None:
+def test_invalid_streams(text: str) -> None:
     with pytest.raises(UserError, match=re.escape(repr(text))) as caught:
         Std.from_str(text)
     assert "[0-3]" in str(caught.value)
@@ -164,7 +144,7 @@ def test_anything_else_is_refused_with_the_value_and_what_is_allowed(text: str) 
 
 
 @given(st.text(alphabet="0123456789:,-x ", max_size=12))
-def test_texts_are_understood_or_refused_and_nothing_else(text: str) -> None:
+def test_any_text_is_streams_or_an_error(text: str) -> None:
     fits = re.match(r"^(?:[0-3]|(?:[0-9]:[0-3],)*[0-9]:[0-3])\Z", text) is not None
     try:
         Std.from_str(text)
@@ -174,19 +154,26 @@ def test_texts_are_understood_or_refused_and_nothing_else(text: str) -> None:
         assert fits
 
 
-def test_a_map_has_every_local_rank_once() -> None:
+def test_streams_of_ranks() -> None:
+    assert Std.from_str("3") is Std.ALL
+    assert Std.from_str("0:1,3:2") == {0: Std.OUT, 3: Std.ERR}
+    assert Std.from_str("0:1,0:2") == {0: Std.ERR}
     assert to_map(Std.ERR, 2) == {0: Std.ERR, 1: Std.ERR}
     assert to_map({0: Std.OUT, 5: Std.ERR}, 2) == {0: Std.OUT, 1: Std.NONE}
     assert to_map(Std.ALL, 0) == {}
 
 
-HOST = os.uname().nodename
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2"}
 
 
-def test_a_template_may_name_host_and_attempt() -> None:
-    assert line_prefixes("${host}.${attempt} ", "default", {1: 5}, 3) == {1: f"{os.uname().nodename}.3 "}
-    assert line_prefixes("${hostname}:${rank}: ", "default", {1: 5}) == {1: f"{os.uname().nodename}:5: "}
+def test_line_prefixes() -> None:
+    assert line_prefixes("${host}.${attempt} ", "default", {1: 5}, 3) == {1: f"{HOST}.3 "}
+    assert line_prefixes("${hostname}:${rank}: ", "default", {1: 5}) == {1: f"{HOST}:5: "}
+    assert with_host(None, "") is None
+    assert line_prefixes(with_host(None, "n$3: "), "default", {0: 0}) == {0: "n$3: [default0]:"}
+    assert line_prefixes(with_host("${rank} ", "n3: "), "default", {0: 7}) == {0: "n3: 7 "}
+    for own in ("${host} ", "${hostname} ", "$hostname "):
+        assert with_host(own, "n3: ") == own
 
 
 @pytest.mark.parametrize(
@@ -202,21 +189,11 @@ def test_a_template_may_name_host_and_attempt() -> None:
         ("always", {}, True),
     ],
 )
-def test_where_lines_begin_with_the_host(when: str, environ: dict[str, str], labelled: bool) -> None:
+def test_host_label(when: str, environ: dict[str, str], labelled: bool) -> None:
     assert host_label(when, environ) == (f"{HOST}: " if labelled else "")
 
 
-def test_the_host_stands_once_before_the_prefix() -> None:
-    assert with_host(None, "") is None
-    assert line_prefixes(with_host(None, "n$3: "), "default", {0: 0}) == {0: "n$3: [default0]:"}
-    assert line_prefixes(with_host("${rank} ", "n3: "), "default", {0: 7}) == {0: "n3: 7 "}
-    for own in ("${host} ", "${hostname} ", "$hostname "):
-        assert with_host(own, "n3: ") == own
-
-
-def test_a_working_directory_that_has_been_deleted_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
