@@ -18,19 +18,19 @@ from rallypoint.base.errors import UserError
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 
 
-def test_an_epoch_may_be_empty_and_many_may() -> None:
+def test_empty_epochs() -> None:
     assert list(CyclingIterator(3, lambda epoch: [] if epoch == 1 else [epoch])) == [0, 2]
     assert list(CyclingIterator(100_000, lambda epoch: [epoch] if epoch == 99_999 else [])) == [99_999]
 
 
 @given(st.integers(0, 300), st.integers(-(2**70), 2**70))
-def test_a_permutation_holds_each_number_once(n: int, seed: int) -> None:
+def test_permutation(n: int, seed: int) -> None:
     assert sorted(permutation(n, seed)) == list(range(n))
     assert permutation(n, seed) == permutation(n, seed + 2**32)
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 59), st.integers(0, 3))
-def test_all_is_shared_out_and_everybody_gets_as_many(size: int, workers: int, start: int, epoch: int) -> None:
+def test_shares(size: int, workers: int, start: int, epoch: int) -> None:
     start = min(start, size - 1)
     shares = []
     for rank in range(workers):
@@ -38,14 +38,14 @@ def test_all_is_shared_out_and_everybody_gets_as_many(size: int, workers: int, s
         sampler.set_epoch(epoch)
         shares.append(list(sampler))
         assert len(shares[-1]) == len(sampler) == sampler.num_samples
-    given_out = Counter(index for share in shares for index in share)
-    assert set(given_out) == set(range(start, size))
+    counts = Counter(index for share in shares for index in share)
+    assert set(counts) == set(range(start, size))
     assert len({len(share) for share in shares}) == 1
-    assert max(given_out.values()) - min(given_out.values()) <= 1
+    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 @pytest.mark.process
-def test_without_torch_a_sampler_is_a_plain_one() -> None:
+def test_a_sampler_without_torch() -> None:
     program = (
         "import pickle, sys; from rallypoint.data import ElasticDistributedSampler as Sampler\n"
         "made = Sampler(range(5), 2, 1); again = pickle.loads(pickle.dumps(made))\n"
@@ -54,7 +54,7 @@ def test_without_torch_a_sampler_is_a_plain_one() -> None:
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True True False\n"
 
 
-def test_the_environment_has_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_size_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     sampler = ElasticDistributedSampler(range(8))
@@ -77,20 +77,20 @@ def test_the_environment_has_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> N
         (2, 0, -1, "Start index -1 is negative"),
     ],
 )
-def test_numbers_out_of_bounds(workers: int, rank: int, start: int, sentence: str) -> None:
+def test_invalid_numbers(workers: int, rank: int, start: int, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ElasticDistributedSampler(range(3), workers, rank, start)
 
 
 class _Torch:
-    """Shuffles with `shuffle`, in the place of torch."""
+    """A stand-in for torch that shuffles with `shuffle`."""
 
     def __init__(self, shuffle: Callable[[int, int], list[int]]) -> None:
-        self._shuffle, self.asked = shuffle, 0
+        self._shuffle, self.calls = shuffle, 0
 
     class Generator:
         def __init__(self, device: str) -> None:
-            assert device == "cpu", "whatever the default device is"
+            assert device == "cpu"
             self.seed = 0
 
         def manual_seed(self, seed: int) -> Self:
@@ -99,11 +99,11 @@ class _Torch:
 
     def randperm(self, n: int, *, generator: Generator, device: str) -> SimpleNamespace:
         assert device == "cpu"
-        self.asked += 1
+        self.calls += 1
         return SimpleNamespace(tolist=lambda: self._shuffle(n, generator.seed))
 
 
-def test_torch_shuffles_only_if_it_does_so_as_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_shuffles_only_with_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     ours = permutation(1000, 7)
     shuffle = data._shuffle
@@ -111,4 +111,4 @@ def test_torch_shuffles_only_if_it_does_so_as_we_do(monkeypatch: pytest.MonkeyPa
     for torch in torchs:
         monkeypatch.setitem(sys.modules, "torch", torch)
         assert permutation(1000, 7) == permutation(1000, 7 + 2**32) == ours
-    assert [torch.asked for torch in torchs] == [3, 1]
+    assert [torch.calls for torch in torchs] == [3, 1]

@@ -94,29 +94,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_torch_is_read_without_being_run(folder: Path) -> None:
+def test_reading_torch(folder: Path) -> None:
     found = read(folder)
     assert found.version == "3.1.0"
     assert {fact: text for fact, text in facts(found).items() if fact not in HELP} == EXPECTED
     assert facts(found).keys() >= HELP
-
-
-def test_a_wheel_is_read_as_its_folder_is(folder: Path, tmp_path: Path) -> None:
-    wheel = tmp_path / "torch.whl"
-    with zipfile.ZipFile(wheel, "w") as made:
+    with zipfile.ZipFile(folder / "torch.whl", "w") as wheel:
         for name in FILES:
-            made.write(folder / name, name)
-    assert read(wheel) == read(folder)
-
-
-def test_what_is_no_torch_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/version.py").write_text(FILES["torch/version.py"])
+            wheel.write(folder / name, name)
+    assert read(folder / "torch.whl") == found
+    (folder / "torch/distributed/run.py").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no torch/distributed/run\.py; give a wheel"):
-        read(tmp_path)
+        read(folder)
 
 
-def test_changes_between_two_are_told_once() -> None:
+def test_changes() -> None:
     old = {
         "flag --a": "x",
         "help of --a": "1",
@@ -137,14 +129,12 @@ def test_changes_between_two_are_told_once() -> None:
     ]
 
 
-def test_a_difference_that_nothing_explains_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanations_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "SINCE", {"option new_key: ": "2.15"})
     monkeypatch.setattr(compare, "EXPLAINED", {"flag --odd: .*": "a row"})
-    assert compare._place(Line("new", "option other"), "2.13.0") == ""
-    assert compare._place(Line("gone", "option new_key"), "2.13.0").startswith(
-        "docs/contract/README.md: since torch 2.15"
-    )
-    assert compare._place(Line("gone", "option new_key"), "2.15.0") == ""
-    assert compare._place(Line("new", "option new_key"), "2.13.0") == ""
+    since = compare._place(Line("gone", "option new_key"), "2.13.0")
+    assert since.startswith("docs/contract/README.md: since torch 2.15")
+    for kind, name, torch in (("new", "other", "2.13.0"), ("gone", "new_key", "2.15.0"), ("new", "new_key", "2.13.0")):
+        assert compare._place(Line(kind, f"option {name}"), torch) == ""
     assert compare._place(Line("changed", "flag --odd", "default"), "2.13.0") == "in the differences: a row"
     assert "NOWHERE" in str(Line("new", "option other"))

@@ -1,8 +1,7 @@
 """Imports on the way to the first worker: the size of our bytecode, and foreign modules.
 
-Also, an agent alone imports little more until its end. A kilobyte of bytecode costs every start about a hundredth of a
-millisecond, a foreign module up to some milliseconds. A change that needs more raises the budget here, and so says that
-it is worth that. The number of our modules does not count.
+A kilobyte of bytecode costs every start about 0.01 ms, a foreign module up to some milliseconds. A change that needs
+more raises the budget here, and shows that it is worth it. The number of our modules does not count.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from tests.processes import completed
 pytestmark = pytest.mark.process
 
 HELP, FIRST_WORKER = 116_500, 1_364_000
-"""Bytes of bytecode of ours that `rallyrun --help` may import, and a job of one worker on one node until its process is
-asked for, under Python 3.11."""
+"""Limits for our bytecode, in bytes under Python 3.11: for `rallyrun --help`, and until the first worker is started."""
 LARGER = 1.0 if sys.version_info < (3, 12) else 1.1
-"""How much larger the same bytecode may be: under 3.14 it is by 9 %."""
+"""Factor for newer versions: the bytecode of 3.14 is 9 % larger."""
 
 STANDARD_HELP = {"argparse", "contextlib", "enum", "fnmatch", "functools", "gettext", "keyword", "locale", "operator"}
 STANDARD_HELP |= {"re", "reprlib", "types", "warnings", "collections", "copyreg"}
@@ -36,9 +34,9 @@ STANDARD = STANDARD_HELP | {"array", "contextvars", "token"}
 STANDARD |= {"faulthandler", "fcntl", "heapq", "json", "linecache", "logging", "math", "queue"}
 STANDARD |= {"select", "selectors", "signal", "socket", "string", "textwrap", "tokenize", "traceback"}
 STANDARD |= {"weakref", "pwd", "grp", "struct"}
-"""The same for a first worker."""
+"""Also for a first worker."""
 
-if sys.version_info >= (3, 14):  # argparse and logging import these, to colour what they print
+if sys.version_info >= (3, 14):  # imported by argparse and logging for colors
     STANDARD |= {"annotationlib", "ast", "copy", "dataclasses", "dis", "inspect", "io", "opcode"}
     STANDARD_HELP |= STANDARD
 
@@ -80,17 +78,7 @@ from rallypoint.cli.rallyrun import main
 sys.exit(main())
 """
 
-_WHOLE_JOB = """
-import sys
-before = set(sys.modules)
-sys.argv = ["rallyrun", "--standalone", sys.argv[1]]
-from rallypoint.cli.rallyrun import main
-try:
-    main()
-finally:
-    print_modules()
-"""
-
+_WHOLE_JOB = _HELP.replace('"--help"', '"--standalone", sys.argv[1]')
 
 _FAILURES = """
 import sys
@@ -111,14 +99,14 @@ finally:
 
 
 class Imported(NamedTuple):
-    """What a program has imported beyond what any interpreter has: all modules, and bytes of bytecode of ours."""
+    """All modules that a program imported, and our bytes of bytecode."""
 
     modules: set[str]
     size: int
 
 
 def imported(program: str, *arguments: str) -> Imported:
-    """What a program has imported at the moment when it prints that."""
+    """Run a program that prints its imports."""
     ran = completed([sys.executable, "-I", "-c", _PRINT + program, *arguments], check=True, env=undisturbed())
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, size = json.loads(answer.removeprefix("MODULES "))
@@ -126,7 +114,7 @@ def imported(program: str, *arguments: str) -> Imported:
 
 
 def foreign(modules: set[str], allowed: set[str]) -> set[str]:
-    """Modules that are neither ours, nor allowed, nor the inner parts of such."""
+    """Packages that are neither ours nor allowed."""
     names = {name.split(".")[0] for name in modules} - {"rallypoint"}
     return {name for name in names if not name.startswith("_") and name not in allowed}
 
@@ -148,12 +136,12 @@ def for_first_worker(worker: str) -> Imported:
     return imported(_FIRST_WORKER, worker)
 
 
-def test_help_imports_what_it_shows(for_help: Imported) -> None:
+def test_imports_of_help(for_help: Imported) -> None:
     assert 0 < for_help.size <= HELP * LARGER
     assert foreign(for_help.modules, STANDARD_HELP) == set()
 
 
-def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
+def test_imports_of_the_first_worker(for_first_worker: Imported) -> None:
     assert 0 < for_first_worker.size <= FIRST_WORKER * LARGER
     assert foreign(for_first_worker.modules, STANDARD) == set()
 
@@ -164,43 +152,43 @@ table.NVIDIA_DEVICES = ("/dev/null",)
 """
 
 
-def test_a_gpu_costs_the_first_worker_nothing(worker: str, for_first_worker: Imported) -> None:
+def test_a_gpu_needs_no_more_imports(worker: str, for_first_worker: Imported) -> None:
     found = imported(_ON_A_NODE_WITH_A_GPU + _FIRST_WORKER, worker)
     assert found.size == for_first_worker.size
     assert "ctypes" not in found.modules
 
 
-def test_a_job_of_one_node_needs_no_event_loop_and_no_tls(worker: str) -> None:
+def test_a_job_of_one_node_needs_no_event_loop(worker: str) -> None:
     assert not {"asyncio", "uvloop", "ssl", "typing"} & imported(_WHOLE_JOB, worker).modules
 
 
 @pytest.mark.parametrize("node", ["", _ON_A_NODE_WITH_A_GPU], ids=["", "gpu"])
-def test_a_failure_and_its_report_import_nothing_of_ours(node: str) -> None:
-    """They are imported ahead: the other nodes wait for the one, and an upgrade in place would lose the other."""
+def test_a_failure_needs_no_more_imports(node: str) -> None:
+    """Other nodes would wait for the imports, and an upgrade in place could break them."""
     ran = completed([sys.executable, "-I", "-c", _PRINT + node + _FAILURES], env=undisturbed())
     assert "Root Cause" in ran.stderr, ran.stderr
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, _ = json.loads(answer.removeprefix("MODULES "))
-    beside = "rallypoint.rendezvous.backends.command_server"  # on a thread of its own, at about that time
+    beside = "rallypoint.rendezvous.backends.command_server"  # imported by another thread at the same time
     assert not [name for name in modules if name.startswith("rallypoint") and name != beside]
 
 
-def test_a_control_plane_imports_ahead_whatever_it_may_need() -> None:
-    """It runs for months, in which its files may be replaced."""
+def test_a_control_plane_imports_everything_at_start() -> None:
+    """It runs for months, and its files may be replaced."""
     needed = set[str]()
     for folder in ("coordinator", "membership"):
         for path in (Path(rallypoint.__file__).parent / "control" / folder).glob("*.py"):
             for function in ast.walk(ast.parse(path.read_text())):
                 if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                    found = (each for each in ast.walk(function) if isinstance(each, ast.ImportFrom))
-                    needed |= {each.module for each in found if each.module and each.module.startswith("rallypoint")}
+                    found = [node.module for node in ast.walk(function) if isinstance(node, ast.ImportFrom)]
+                    needed |= {module for module in found if module and module.startswith("rallypoint")}
     assert "rallypoint.control.membership.endings" in needed
     code = "from rallypoint.cli import serve\nserve.import_ahead()"
-    # TLS is imported before it listens, where it has any.
+    # TLS is imported before listening, if used.
     assert needed - {"rallypoint.base.tls"} <= imported_by(code)
 
 
-# What the package itself imports, and the names that it has
+# The package itself
 
 
 def imported_by(code: str) -> set[str]:
@@ -208,7 +196,8 @@ def imported_by(code: str) -> set[str]:
     return set(shown.stdout.split())
 
 
-def test_the_package_itself_costs_next_to_nothing() -> None:
+def test_the_package_imports_little() -> None:
+    assert all(getattr(rallypoint, name) is not None for name in rallypoint.__all__)
     imported = imported_by("import rallypoint")
     assert not imported & {"dataclasses", "enum", "re", "typing"}
     assert {name for name in imported if name.startswith("rallypoint")} == {"rallypoint"}
@@ -216,9 +205,3 @@ def test_the_package_itself_costs_next_to_nothing() -> None:
 
 def test_counting_gpus_needs_no_ctypes() -> None:
     assert "ctypes" not in imported_by("from rallypoint.base.devices import cuda_count\ncuda_count({})")
-
-
-def test_the_names_a_user_types_are_there() -> None:
-    import rallypoint
-
-    assert all(getattr(rallypoint, name) is not None for name in rallypoint.__all__)

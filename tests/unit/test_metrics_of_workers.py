@@ -1,4 +1,4 @@
-"""The metrics that a worker leaves for people, and what an agent reads of them, whatever is there."""
+"""The metrics of a worker, and the agent's view of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_left", Metrics())
 
 
-@pytest.mark.usefixtures("fresh")
-def test_metrics_are_left_in_a_small_file_and_stay(folder: Path) -> None:
+def test_report(folder: Path) -> None:
     metrics.report(total=1000, loss=0.5, lr=1e-4)
     metrics.report(loss=0.25)
     assert read_metrics(str(folder), 3) == Metrics(1000, {"loss": 0.25, "lr": 1e-4})
@@ -34,8 +33,7 @@ def test_metrics_are_left_in_a_small_file_and_stay(folder: Path) -> None:
     assert read_metrics(str(folder), 2) == Metrics()
 
 
-@pytest.mark.usefixtures("fresh")
-def test_what_is_no_metric_is_left_out(folder: Path) -> None:
+def test_invalid_metrics(folder: Path) -> None:
     class Tensor:
         def __float__(self) -> float:
             raise RuntimeError("a Tensor with 4 elements cannot be converted to Scalar")
@@ -48,10 +46,7 @@ def test_what_is_no_metric_is_left_out(folder: Path) -> None:
     assert len(read_metrics(str(folder), 3).values) == 64
 
 
-@pytest.mark.usefixtures("fresh")
-def test_metrics_outside_of_a_job_and_where_nothing_can_be_written_say_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for place in ("", str(tmp_path / "file"), str(tmp_path / "none" / "deep"), "/proc/none"):
         monkeypatch.setenv(metrics.FOLDER, place)
@@ -61,11 +56,7 @@ def test_metrics_outside_of_a_job_and_where_nothing_can_be_written_say_nothing(
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"[" * 10000, b'{"total": 1e3, "metrics": []}', b"\xff", b" " * 20000])
-def test_any_file_of_metrics_is_read_in_peace(folder: Path, text: bytes) -> None:
+def test_damaged_files(folder: Path, text: bytes) -> None:
     folder.mkdir(mode=0o700)
     (folder / "metrics.0").write_bytes(text)
     assert read_metrics(str(folder), 1) == Metrics()
-
-
-def test_the_folder_is_that_of_notices() -> None:
-    assert metrics.FOLDER == notices.VARIABLE

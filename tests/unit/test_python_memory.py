@@ -1,4 +1,4 @@
-"""Reading from memory what a Python process is doing: real processes, with each Python on this machine."""
+"""Reading the memory of Python processes, with each Python on this machine."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.process
 
 
 def _find(version: str) -> list[str]:
-    """Where a Python of this version is, if there is one: on the path, or among those that pyenv has installed."""
+    """The path of this Python version, if it is installed: on the path or in pyenv."""
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     paths = [shutil.which(f"python{version}"), *map(str, root.glob(f"{version}.*/bin/python"))]
     return [path for path in paths if path and "/shims/" not in path][:1]
 
 
 def _pythons() -> list[str]:
-    """This one, and others of the versions whose layouts are known."""
+    """This Python, and others with known layouts."""
     return [sys.executable, *(path for version in ("3.12", "3.13", "3.14") for path in _find(version))]
 
 
 @contextmanager
 def _running(python: str, code: str, tmp_path: Path) -> Iterator[int]:
-    """A process that has printed that it is ready."""
+    """Run code until it is ready."""
     script = tmp_path / "script.py"
     script.write_text(code)
     with subprocess.Popen([python, str(script)], stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -49,7 +49,7 @@ _WAIT = "\n\ndef wait(number):\n    print('READY', flush=True)\n    time.sleep(n
 
 
 def _asleep(pid: int) -> tuple[PythonThread, ...]:
-    """The threads, once the process sleeps in `wait`: it has printed a moment before."""
+    """The threads, once the process sleeps in `wait`."""
     found: list[tuple[PythonThread, ...]] = []
 
     def sleeps() -> bool:
@@ -61,7 +61,7 @@ def _asleep(pid: int) -> tuple[PythonThread, ...]:
 
 
 @pytest.mark.parametrize("python", _pythons())
-def test_the_stack_of_the_main_thread_and_of_others(python: str, tmp_path: Path) -> None:
+def test_stacks(python: str, tmp_path: Path) -> None:
     code = f"import threading, time{_WAIT}gate = threading.Event()\n"
     code += "threading.Thread(target=gate.wait, daemon=True).start()\n\n\ndef train():\n    wait(600)\n\n\ntrain()\n"
     with _running(python, code, tmp_path) as pid:
@@ -92,7 +92,7 @@ _IN_BARE_EXCEPT = f"{_RAISES}try:\n    load(7)\nexcept:\n    wait(600)\n"
 @pytest.mark.parametrize(
     ("code", "cleans_up"), [(_IN_FINALLY, True), (_IN_WITH, True), (_IN_EXCEPT, False), (_IN_BARE_EXCEPT, False)]
 )
-def test_an_exception_that_is_being_handled(python: str, code: str, cleans_up: bool, tmp_path: Path) -> None:
+def test_exceptions(python: str, code: str, cleans_up: bool, tmp_path: Path) -> None:
     with _running(python, code, tmp_path) as pid:
         (exception,) = _asleep(pid)[0].exceptions
         assert exception.line == "ValueError: batch 7 has no labels"
@@ -112,14 +112,14 @@ def test_an_exception_that_is_being_handled(python: str, code: str, cleans_up: b
         ("RuntimeError('x' * 10_000)", f"RuntimeError: {'x' * 2048}"),
     ],
 )
-def test_the_text_of_an_exception_comes_from_its_arguments(python: str, raised: str, line: str, tmp_path: Path) -> None:
+def test_texts_of_exceptions(python: str, raised: str, line: str, tmp_path: Path) -> None:
     code = f"import time{_WAIT}try:\n    raise {raised}\nfinally:\n    wait(600)\n"
     with _running(python, code, tmp_path) as pid:
         assert _asleep(pid)[0].exceptions[0].line == line
 
 
 @pytest.mark.parametrize("python", _pythons())
-def test_the_mark_changes_with_local_variables_and_not_by_itself(python: str, tmp_path: Path) -> None:
+def test_the_mark_changes_with_local_variables(python: str, tmp_path: Path) -> None:
     code = f"import time{_WAIT}for step in range(1000, 3000):\n    wait(600 if step == 1500 else 0)\n"
     with _running(python, code, tmp_path) as pid:
         first = read_python(pid)[0].mark
@@ -127,7 +127,7 @@ def test_the_mark_changes_with_local_variables_and_not_by_itself(python: str, tm
 
 
 @pytest.mark.parametrize("python", _pythons())
-def test_a_process_that_is_never_still_is_read_as_well_as_it_can_be(python: str, tmp_path: Path) -> None:
+def test_a_busy_process(python: str, tmp_path: Path) -> None:
     code = (
         f"import time{_WAIT}print('READY', flush=True)\n\n\n"
         "def deep(n):\n    return deep(n - 1) if n else [0] * 50\n\n\n"
@@ -138,12 +138,12 @@ def test_a_process_that_is_never_still_is_read_as_well_as_it_can_be(python: str,
         for _ in range(300):
             try:
                 threads = read_python(pid)
-            except Unreadable:  # it has changed each time
+            except Unreadable:  # it changed during each attempt
                 continue
             assert {frame.function for frame in threads[0].frames} <= known
 
 
-def test_what_runs_no_python_and_what_has_ended_say_so(tmp_path: Path) -> None:
+def test_processes_that_cannot_be_read(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Properties of the source as text: no import circle, one version, no coined word, reviewed sentences, named tests."""
+"""Properties of the source: import cycles, version, words, reviewed sentences, names of tests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ SOURCE = ROOT / "src"
 NATIVE = SOURCE / "rallypoint" / "store" / "native"
 
 
-# No import circle. Late imports and those for type checkers count: who reads one module of a circle has to read all of
-# them.
+# Import cycles. Late imports and those for type checkers count: a reader of one module of a cycle must read all.
 
 
 @cache
@@ -38,18 +37,18 @@ def modules() -> dict[str, tuple[Path, ast.Module]]:
 
 
 def imports_of(name: str) -> set[str]:
-    """The modules that one imports, wherever it does."""
+    """All modules that one imports."""
     known, found = modules(), set()
     for node in ast.walk(known[name][1]):
         if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {full if (full := f"{node.module}.{each.name}") in known else node.module for each in node.names}
-    return {each for each in found if each in known and each != name}
+            found |= {full if (full := f"{node.module}.{alias.name}") in known else node.module for alias in node.names}
+    return {module for module in found if module in known and module != name}
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """What is left when that which needs nothing of the rest is taken away, again and again; and then from above."""
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The modules that remain after removing leaves and then roots, repeatedly."""
     left = {name: set(needs) for name, needs in graph.items()}
     while ends := {name for name, needs in left.items() if not needs & left.keys()}:
         left = {name: needs for name, needs in left.items() if name not in ends}
@@ -60,42 +59,37 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
         left = {name: needs for name, needs in left.items() if name in needed}
 
 
-def test_no_import_circle() -> None:
-    assert circles({name: imports_of(name) for name in modules()}) == []
+def test_no_import_cycle() -> None:
+    assert cycles({name: imports_of(name) for name in modules()}) == []
 
 
-def test_no_circle_among_the_files_of_the_store_in_c() -> None:
-    """A file of C and its header are one; nothing is declared but in the header of the file that has it."""
+def test_no_cycle_in_the_store_in_c() -> None:
+    """A C file and its header count as one."""
     graph: dict[str, set[str]] = {}
     for path in NATIVE.glob("*.[ch]"):
         included = {name.removesuffix(".h") for name in re.findall(r'^#include "(.*)"', path.read_text(), re.M)}
         graph.setdefault(path.stem, set()).update(included - {path.stem})
     assert len(graph) > 8
-    assert circles(graph) == []
+    assert cycles(graph) == []
 
 
-# The version stands in one place, `base/version.py`, and whoever shows it shows that one
+# The version is only in `base/version.py`
 
 
-def test_the_package_is_built_with_the_version_that_the_code_has() -> None:
+def test_the_version_of_the_package() -> None:
+    """`tests/unit/cli/test_parse.py` tests `--version`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"] == {"path": "src/rallypoint/base/version.py"}
-    assert version("rallypoint") == rallypoint.__version__, "install again: the version has changed since"
-
-
-def test_the_version_stands_nowhere_else() -> None:
-    """`tests/unit/cli/test_parse.py` holds what `--version` shows."""
+    assert version("rallypoint") == rallypoint.__version__, "install again: the version changed"
     assert build_family().samples[0].labels[0] == rallypoint.__version__
     assigned = re.compile(r"^(?:__version__|version|release|VERSION)\s*=.*\d+\.\d+\.\d+", re.MULTILINE)
     sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("*.py"), *ROOT.glob("docs/*.py"), ROOT / "pyproject.toml"]
-    assert [str(path.relative_to(ROOT)) for path in sources if assigned.search(path.read_text())] == [
-        "src/rallypoint/base/version.py"
-    ]
+    assert [path for path in sources if assigned.search(path.read_text())] == [SOURCE / "rallypoint/base/version.py"]
 
 
-def test_the_version_is_above_the_newest_release_while_there_are_changes() -> None:
-    """A release is made of "Unreleased": its heading and the version change together."""
+def test_the_version_is_above_the_newest_release_with_unreleased_changes() -> None:
+    """For a release, the heading "Unreleased" and the version change together."""
     text = (ROOT / "CHANGELOG.md").read_text()
     unreleased, newest, *_ = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
     found = re.findall(r"^## \[(\d+)\.(\d+)\.(\d+)\]", text, re.MULTILINE)[0]
@@ -103,8 +97,8 @@ def test_the_version_is_above_the_newest_release_while_there_are_changes() -> No
     assert released < ours if "- " in unreleased else released == ours, newest
 
 
-def test_each_flag_is_read() -> None:
-    """Somewhere besides its row: as a field of its record, or by its name."""
+def test_flags_are_read() -> None:
+    """As a field of their record, or by name."""
     read = set[str]()
     for _, tree in modules().values():
         for node in ast.walk(tree):
@@ -115,7 +109,7 @@ def test_each_flag_is_read() -> None:
     assert [flag.name for flag in FLAGS if flag.dest not in read] == []
 
 
-# Coined words do not come back: each thing has the one name that `docs/glossary.md` gives it
+# Words that `docs/glossary.md` replaced
 
 
 FOLDERS = ("src", "tests", "docs", "benchmarks", "examples")
@@ -134,7 +128,7 @@ COINED = {
     "tidings": "notification diff",
     "whereabouts": "endpoint resolver",
 }
-"""Words that stood for something of ours, and what it is called now. None of them has another meaning here."""
+"""Former words, and their replacements."""
 
 _COINED = re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:{'|'.join(COINED)})")
 
@@ -158,20 +152,19 @@ def test_no_coined_word() -> None:
     assert found == []
 
 
-# The sentences of errors and log lines are those that were reviewed; `--rewrite-sentences` writes the file anew
+# Reviewed sentences of errors and log lines; `--rewrite-sentences` rewrites the file
 
 
-def test_the_sentences_are_those_that_were_reviewed(request: pytest.FixtureRequest) -> None:
+def test_reviewed_sentences(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--rewrite-sentences"):
         FILE.write_text(listing())
     assert FILE.read_text() == listing()
 
 
-# Which tests are left to `make test-all`, and what is run again
+# Long tests
 
 
-def test_each_name_is_that_of_a_test() -> None:
-    """A test that is renamed would otherwise change its run unseen."""
+def test_names_of_long_tests_exist() -> None:
     for name in (*runs.LEFT_TO_ALL, *runs.KEPT):
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), name
