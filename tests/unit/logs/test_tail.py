@@ -8,7 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.workers.logs import tail as module
@@ -159,6 +159,7 @@ def test_lines_cut_by_a_buffer_are_no_prompts(tmp_path: Path, end: bytes, is_sho
         assert (followed.unfinished_deadline() is not None) is is_shown
 
 
+@example(writes=[b"a", b"\nb\n"], shows=[True] * 12)
 @given(writes=WRITES, shows=st.lists(st.booleans(), min_size=12, max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 def test_no_byte_is_lost(tmp_path: Path, writes: list[bytes], shows: list[bool]) -> None:
