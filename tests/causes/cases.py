@@ -51,7 +51,7 @@ CASES = (
     Case(
         "missing-script",
         "no_such_script.py",
-        ("no script no_such_script.py|can't open file .*no_such_script.py",),
+        ("the script no_such_script.py does not exist|can't open file .*no_such_script.py",),
         fast=True,
     ),
     Case("missing-program", "no_such_program", ("no_such_program.*(not found|No such file)",), flags=("--no-python",)),
@@ -495,13 +495,13 @@ CASES = (
     Case(
         "hang-spin",
         "hang_spin",
-        (r"the job hangs", r"1 rank \(1\): .*hang_spin.py:[89]"),
+        (r"the job is hung", r"1 rank \(1\): .*hang_spin.py:[89]"),
         own_flags=("--hang-timeout=2", "--on-hang=fail"),
     ),
     Case(
         "hang-timeout",
         "hang_lock",
-        (r"the job hangs", r"1 rank \(1\): update_cache"),
+        (r"the job is hung", r"1 rank \(1\): update_cache"),
         own_flags=("--hang-timeout=2", "--on-hang=fail"),
     ),
     Case(
@@ -509,7 +509,7 @@ CASES = (
         "saves_slowly",
         ("ValueError: the optimizer has no state to save",),
         0,
-        never=("the job hangs",),
+        never=("the job is hung",),
         own_flags=("--hang-timeout=2", "--on-hang=fail"),
     ),
     Case(

@@ -95,11 +95,11 @@ BAD = [
     value("--shutdown-timeout", "-1", "0 or more seconds"),
     value("--monitor-interval", "x", "not a number", code=2),
     variable("--monitor-interval", "", "not a number", code=2),
-    *[value("--monitor-interval", text, "above 0") for text in ("0.0", "-1.0", "nan")],
+    *[value("--monitor-interval", text, "more than 0") for text in ("0.0", "-1.0", "nan")],
     value("--start-method", "bogus", "spawn", "fork", "forkserver", code=2),
     value("--numa-binding", "bogus", "node", "socket", "exclusive", "core-complex", code=2),
     *[
-        bad([f"--numa-binding={mode}"], f"--numa-binding={mode}", "GPU", CUDA_VISIBLE_DEVICES="")
+        bad([f"--numa-binding={mode}"], f"--numa-binding={mode}", "accelerator", CUDA_VISIBLE_DEVICES="")
         for mode in ("node", "socket", "exclusive", "core-complex")
     ],
     value("--event-log-handler", "nope", "console", "null"),
@@ -140,7 +140,7 @@ OF_OURS = [("lease", "x"), ("lease", "0"), ("notice_timeout", "-1"), ("same_fail
 """Keys of --rdzv-conf that torchrun does not have, and what they cannot be."""
 
 ONLY_OURS = [
-    value("--nnodes", "2", "--standalone", "unset one of them", also=("--standalone",), code=2),
+    value("--nnodes", "2", "--standalone", "remove one of them", also=("--standalone",), code=2),
     value("--rdzv-id", "$SLURM_JOB_ID", "which was not expanded", code=2),
     value("--rdzv-id", "", "is empty", also=("--nnodes=2",), code=2),
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),

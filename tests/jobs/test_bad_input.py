@@ -33,9 +33,11 @@ def test_a_script_that_does_not_exist_is_refused_before_the_rendezvous(rallyrun:
     (rallyrun.folder / "train_all.py").touch()
     alone = "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"
     refused(
-        rallyrun(*alone, "train_al.py"), f"no script train_al.py in {rallyrun.folder};", "did you mean train_all.py?"
+        rallyrun(*alone, "train_al.py"),
+        f"the script train_al.py does not exist in {rallyrun.folder};",
+        "did you mean train_all.py?",
     )
-    refused(rallyrun(*alone, "there/x.py"), "no script x.py in", "check the path")
+    refused(rallyrun(*alone, "there/x.py"), "the script x.py does not exist in", "check the path")
 
 
 def test_a_script_that_another_interpreter_finds_is_not_looked_for(rallyrun: Launcher) -> None:

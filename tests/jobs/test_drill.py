@@ -198,7 +198,7 @@ def a_hang_is_found_and_the_worker_goes_on_where_it_is_only_reported(rallyrun: L
     refused = job.drill("--kill=agent", "--force")
     assert (refused.code, refused.trials) == (1, [])
     assert "hosts the control plane" in refused.result["stopped"]
-    assert "more times may end the job" in job.drill("--kill=worker", "--times=21").result["stopped"]
+    assert "more times might end the job" in job.drill("--kill=worker", "--times=21").result["stopped"]
     job.stop()
 
 

@@ -225,7 +225,7 @@ def a_drained_node_says_by_whom(rallyrun: Launcher) -> None:
     assert message.startswith("this node was drained by ")
     assert message.endswith("and left the job; the job continues on 1 other node")
     host.comes_up(1, starts=2, world_size=1)
-    assert "has left (drained by " in host.job.err
+    assert "left (drained by " in host.job.err
     assert any("a node left (drained by " in each["text"] for each in ask.status()[1]["events"])
     job.say("finish")
     assert host.job.ends() == 0

@@ -189,8 +189,8 @@ def test_unequal_arguments_are_told_to_both_sides_and_those_of_the_first_hold(ra
     assert len(a.ups) == 1, "the first one's restarts hold: none"
     differences = (
         "--nnodes=3, but the job with --nnodes=2, which applies",
-        "--max-restarts=5, the job with --max-restarts=0, which applies",
-        "the program other.py, the job with the program script.py",
+        "--max-restarts=5, but the job with --max-restarts=0, which applies",
+        "the program other.py, but the job with the program script.py",
     )
     for difference in differences:
         assert f"this node was started with {difference}; use the same value on all nodes" in b.job.err

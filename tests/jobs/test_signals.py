@@ -302,7 +302,7 @@ def workers_that_start_after_a_departure_are_not_sent_the_signal_of_those_before
     for each in (host, leaver):
         each.until(lambda lines: "ready" in " ".join(lines), "its worker is up")
     leaver.signal(signal.SIGTERM)
-    host.until_err("has left")
+    host.until_err("left; restarting")
     (rallyrun.folder / "finish-2").touch()  # these end by themselves, before they are sent SIGTERM
     host.until(lambda lines: sum(line.startswith("ready") for line in lines) == 2, "the next worker is up")
     assert leaver.ends() == 0  # which takes a second

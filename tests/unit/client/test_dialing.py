@@ -84,6 +84,18 @@ def test_a_slow_look_up_serves_the_next_attempt(monkeypatch: pytest.MonkeyPatch)
         assert play(["127.0.0.1"], script) == 1
 
 
+def test_a_look_up_does_not_use_up_the_attempts_time() -> None:
+    with served() as port:
+
+        async def script(loop: Resolving) -> None:
+            dialer = dialer_to(port)
+            loop.call_later(1.5, loop.answer.set)
+            session = await dialer.dial(1.0)
+            session.writer.close()
+
+        play(["127.0.0.1"], script)
+
+
 def test_all_addresses_are_tried_and_silent_ones_last() -> None:
     with served() as port, busy_port("127.0.0.2", port):
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -257,3 +258,39 @@ async def test_a_reader_that_never_reads_is_closed_after_a_while(monkeypatch: py
         connection.transport.close()
         await connection.ended.wait()
         assert connection.ends == [None]
+
+
+def test_idle_connections_wake_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "_MANY", 1)
+    looks: list[int] = []
+
+    async def run() -> None:
+        with served() as server, server.client() as client, server.client():
+            connection = await server.accepted(2)
+            client.send(b"a")
+            await until(lambda: any(connection.received for connection in server.connections))
+            await until(lambda: server.set._is_watched)
+            epoll = server.set._epoll
+            monkeypatch.setattr(server.set, "_epoll", Counting(epoll, looks))
+            await asyncio.sleep(10 * transport_module._REST)
+            assert looks == [], "for ten rests"
+            monkeypatch.setattr(server.set, "_epoll", epoll)
+            assert epoll.poll(0) == []
+            assert connection.ends == []
+
+    asyncio.run(run())
+
+
+class Counting:
+    """An epoll set that counts its polls."""
+
+    def __init__(self, epoll: select.epoll, looks: list[int]) -> None:
+        self.epoll = epoll
+        self._looks = looks
+
+    def poll(self, timeout: float, most: int = -1) -> list[tuple[int, int]]:
+        self._looks.append(1)
+        return self.epoll.poll(timeout, most)
+
+    def fileno(self) -> int:
+        return self.epoll.fileno()
