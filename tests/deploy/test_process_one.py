@@ -90,7 +90,7 @@ def test_the_control_plane_as_process_1_reaps_and_ends_on_sigterm(rallyrun: Laun
     assert looked.stdout == "left []\n"
     signal_container(job, signal.SIGTERM)
     assert job.ends() == 0
-    assert "ended by SIGTERM" in job.err
+    assert "stopped by SIGTERM" in job.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])

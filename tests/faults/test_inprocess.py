@@ -272,7 +272,7 @@ def hung_in_a_collective(rallyrun: Launcher) -> None:
     after = meets(4, a, b, before=[before])
     go_on(before, after, {each.pid for each in before.values()} - {stuck})
     assert restarts(after) == 1
-    assert f"worker {stuck} (local rank 1) did not leave its function within 4 s" in a.job.err
+    assert f"worker process {stuck} (local rank 1) did not leave its function within 4 s" in a.job.err
     finish(rallyrun, a, b)
 
 

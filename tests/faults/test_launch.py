@@ -114,7 +114,7 @@ def test_each_host_that_cannot_be_reached_has_its_line(hosts: Fixture) -> None:
         "nowhere.invalid": "its name is not known here",
         "deaf": "no ssh server listens there",
         "denied": "it accepts none of your keys",
-        "n2": "its key is not the one in ~/.ssh/known_hosts",
+        "n2": "its key is not in ~/.ssh/known_hosts",
         "n3": "no answer",
         "nobody@n1": "its login shell exited with code 1",
     }.items():
@@ -128,7 +128,7 @@ def test_each_host_that_cannot_be_reached_has_its_line(hosts: Fixture) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--python=./other", "--", "true"], "n2 has Rallypoint 9.9, and "),
+        (["--python=./other", "--", "true"], "n2 has Rallypoint 9.9, but "),
         (
             ["--chdir=/no/folder", "--", "true"],
             "n2 does not have the working folder '/no/folder' (No such file or directory)",

@@ -251,7 +251,7 @@ def an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices(ral
         member.start()
         member.wait_ready()
         for node in two:
-            node.job.until_err("its data is lost")
+            node.job.until_err("and lost data")
         threading.Event().wait(2 * LEASE)
         assert [len(node.ups) for node in two] == [1, 1]
         nodes.say("fail-B-0")
