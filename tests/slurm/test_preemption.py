@@ -72,7 +72,7 @@ def test_a_signal_has_all_save_and_the_job_requeued_and_it_resumes_there(jobs: S
     assert job.ends() == "COMPLETED"
     assert job.count("run 1: saved step") == 2
     assert job.count("is not requeued: it has reached --requeue=1") == 1
-    assert job.count("srun exits with code 143") == 1, "the batch script can go by that"
+    assert job.count("srun has ended with 143") == 1, "the batch script can go by that"
 
 
 def test_the_time_limit_is_forestalled(jobs: SlurmJobs) -> None:
